@@ -1,0 +1,2 @@
+//! The `metaltail` program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Models on disk: safetensors checkpoints, colibrì directories, the slab container; census, convert, synth.

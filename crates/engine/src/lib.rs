@@ -1,0 +1,1 @@
+//! Sessions: loading, prefill and decode steps, sampling, stop rules, cancellation and telemetry.

@@ -1,0 +1,175 @@
+//! Shapes to byte counts, checked once so that kernels need not check again.
+
+use thiserror::Error;
+
+use crate::Format;
+
+/// A shape or a byte count that does not fit its format.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// A dimension is zero.
+    #[error("a matrix of {rows} × {cols} has no elements")]
+    Empty {
+        /// Rows asked for.
+        rows: usize,
+        /// Columns asked for.
+        cols: usize,
+    },
+    /// The byte count does not fit in `usize`.
+    #[error("a {format} matrix of {rows} × {cols} is larger than the address space")]
+    Overflow {
+        /// Format asked for.
+        format: Format,
+        /// Rows asked for.
+        rows: usize,
+        /// Columns asked for.
+        cols: usize,
+    },
+    /// The bytes given are not as many as the layout needs.
+    #[error("{what} of a {format} matrix of {rows} × {cols}: wanted {wanted} bytes, got {got}")]
+    Length {
+        /// `weights` or `scales`.
+        what: &'static str,
+        /// Format of the matrix.
+        format: Format,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        cols: usize,
+        /// Bytes that the layout needs.
+        wanted: usize,
+        /// Bytes given.
+        got: usize,
+    },
+}
+
+/// A format and a shape whose byte counts are known not to overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatrixLayout {
+    format: Format,
+    rows: usize,
+    cols: usize,
+    row_bytes: usize,
+    scale_cols: usize,
+    scale_rows: usize,
+}
+
+impl MatrixLayout {
+    /// Checks that a matrix of `rows × cols` in `format` has a size.
+    pub fn new(format: Format, rows: usize, cols: usize) -> Result<Self, LayoutError> {
+        if rows == 0 || cols == 0 {
+            return Err(LayoutError::Empty { rows, cols });
+        }
+        let overflow = || LayoutError::Overflow { format, rows, cols };
+        let row_bytes = match format {
+            Format::F32 => cols.checked_mul(4).ok_or_else(overflow)?,
+            Format::F16 | Format::Bf16 => cols.checked_mul(2).ok_or_else(overflow)?,
+            Format::Int8Row | Format::Fp8Block => cols,
+            Format::Int4Row | Format::Int4Group(_) => cols.div_ceil(2),
+        };
+        let (scale_rows, scale_cols) = match format {
+            Format::F32 | Format::F16 | Format::Bf16 => (0, 0),
+            Format::Int8Row | Format::Int4Row => (rows, 1),
+            Format::Int4Group(group) => (rows, cols.div_ceil(usize::from(group))),
+            Format::Fp8Block => (rows.div_ceil(128), cols.div_ceil(128)),
+        };
+        row_bytes.checked_mul(rows).ok_or_else(overflow)?;
+        scale_rows
+            .checked_mul(scale_cols)
+            .and_then(|n| n.checked_mul(4))
+            .ok_or_else(overflow)?;
+        Ok(MatrixLayout { format, rows, cols, row_bytes, scale_cols, scale_rows })
+    }
+
+    /// The number format.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Rows, that is outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns, that is inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of one row's weights.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Bytes of all weights.
+    pub fn weight_bytes(&self) -> usize {
+        self.row_bytes * self.rows
+    }
+
+    /// Scales along a row (0 for formats without scales).
+    pub fn scale_cols(&self) -> usize {
+        self.scale_cols
+    }
+
+    /// Rows of scales (0 for formats without scales).
+    pub fn scale_rows(&self) -> usize {
+        self.scale_rows
+    }
+
+    /// Bytes of all scales.
+    pub fn scale_bytes(&self) -> usize {
+        self.scale_rows * self.scale_cols * 4
+    }
+
+    /// Bytes of weights and scales.
+    pub fn bytes(&self) -> usize {
+        self.weight_bytes() + self.scale_bytes()
+    }
+}
+
+/// A matrix in memory: a layout and exactly the bytes it needs.
+///
+/// The bytes may lie at any alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixRef<'a> {
+    layout: MatrixLayout,
+    weights: &'a [u8],
+    scales: &'a [u8],
+}
+
+impl<'a> MatrixRef<'a> {
+    /// Joins a layout with its bytes; refuses any other number of bytes.
+    pub fn new(layout: MatrixLayout, weights: &'a [u8], scales: &'a [u8]) -> Result<Self, LayoutError> {
+        let length = |what, wanted, got| LayoutError::Length {
+            what,
+            format: layout.format,
+            rows: layout.rows,
+            cols: layout.cols,
+            wanted,
+            got,
+        };
+        if weights.len() != layout.weight_bytes() {
+            return Err(length("weights", layout.weight_bytes(), weights.len()));
+        }
+        if scales.len() != layout.scale_bytes() {
+            return Err(length("scales", layout.scale_bytes(), scales.len()));
+        }
+        Ok(MatrixRef { layout, weights, scales })
+    }
+
+    /// Format and shape.
+    pub fn layout(&self) -> MatrixLayout {
+        self.layout
+    }
+
+    /// All weight bytes, row-major.
+    pub fn weights(&self) -> &'a [u8] {
+        self.weights
+    }
+
+    /// All scale bytes (little-endian `f32`), row-major; empty for formats without scales.
+    pub fn scales(&self) -> &'a [u8] {
+        self.scales
+    }
+}

@@ -1,0 +1,1 @@
+//! The expert store: arenas, slots, leases, replacement, memory budget and loaders.
