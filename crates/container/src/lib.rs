@@ -1,1 +1,32 @@
 //! Models on disk: safetensors checkpoints, colibrì directories, the slab container; census, convert, synth.
+//!
+//! [`Checkpoint::open`] finds out what a directory is and reads its headers; [`Checkpoint::check`]
+//! holds it against an [`Inventory`] before anything is allocated. Every size and offset of a file
+//! is checked; a hostile file is an [`Error`], never a panic. Layouts: `docs/design/containers.md`
+//! and `docs/design/slab.md`.
+
+mod census;
+mod checkpoint;
+mod colibri;
+pub mod convert;
+mod error;
+pub mod header;
+mod hf;
+mod index;
+mod inspect;
+mod inventory;
+mod listing;
+mod place;
+pub mod slab;
+mod slab_writer;
+pub mod synth;
+
+pub use census::{Census, Draft, LayerCensus, LayerGap, Missing, RoleCensus, role_name};
+pub use checkpoint::{Checkpoint, Kind};
+pub use error::{Error, MissingShards};
+pub use header::{Dtype, Header, HeaderError, TensorInfo, parse_header};
+pub use inspect::{Damage, FileReport, Progress, Report, Verification, inspect, verify};
+pub use inventory::{ExpertLayerSpec, Inventory, Part, Role, TensorSpec};
+pub use listing::JSON_CAP;
+pub use place::{Extent, ExpertPlace, MatrixPlace, PartPlace, RunOffset};
+pub use slab::{Manifest, ManifestError, parse_manifest};

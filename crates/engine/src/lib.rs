@@ -1,1 +1,20 @@
 //! Sessions: loading, prefill and decode steps, sampling, stop rules, cancellation and telemetry.
+//!
+//! An [`Engine`] is a loaded model with its store, threads and budget. A [`Session`] is one
+//! sequence on it: what was computed, and how it goes on. All figures come from one stream of
+//! events, gathered by [`telemetry::Telemetry`].
+#![forbid(unsafe_code)]
+
+mod engine;
+mod error;
+pub mod memory;
+pub mod sampler;
+mod score;
+mod session;
+pub mod stop;
+pub mod telemetry;
+
+pub use engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, Engine, EngineOptions, Resolved};
+pub use error::EngineError;
+pub use score::{Score, argmax, score};
+pub use session::{Finish, Flow, GenerateOptions, Generation, Session};

@@ -1,1 +1,35 @@
-//! Architectures as data: configuration to plan; attention, router, experts; key-value cache; tokenizer and chat template.
+//! Architectures as data: configuration to plan; attention, router, experts; key-value cache;
+//! tokenizer and chat template.
+//!
+//! A family's configuration becomes a [`Plan`]; a [`Plan`] has an inventory of tensors; a
+//! [`Model`] is a plan with its dense weights in memory. [`Model::forward`] computes one step for
+//! rows of any number of sequences. It knows parts (latent attention, router, …), never families.
+#![forbid(unsafe_code)]
+
+mod attention;
+mod config;
+mod error;
+mod families;
+mod ffn;
+mod kv;
+mod linear;
+mod load;
+mod model;
+mod observer;
+mod plan;
+mod rope;
+mod step;
+pub mod text;
+
+pub use config::{ConfigError, ConfigReader};
+pub use error::ModelError;
+pub use families::{FAMILIES, Family};
+pub use ffn::Experts;
+pub use kv::{KvCache, Stream};
+pub use model::{LoadOptions, Model, expert_places};
+pub use observer::{ModelEvent, ModelObserver, Silent};
+pub use plan::{
+    AttentionPlan, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoePlan,
+    Plan, QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
+};
+pub use step::{CancelFlag, Row};

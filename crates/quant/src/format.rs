@@ -47,7 +47,9 @@ impl fmt::Display for Format {
 
 /// A format name that is not known.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("unknown number format {0:?}: expected f32, f16, bf16, fp8, int8, int4 or int4-gN with N one of 16, 32, 48, 64, 96, 128, 192, 256")]
+#[error(
+    "unknown number format {0:?}: expected f32, f16, bf16, fp8, int8, int4 or int4-gN with N one of 16, 32, 48, 64, 96, 128, 192, 256"
+)]
 pub struct ParseFormatError(pub String);
 
 impl FromStr for Format {

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::Format;
+use crate::{Format, GROUP_SIZES};
 
 /// A shape or a byte count that does not fit its format.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -15,6 +15,14 @@ pub enum LayoutError {
         rows: usize,
         /// Columns asked for.
         cols: usize,
+    },
+    /// A group size that no kernel knows.
+    #[error(
+        "int4 groups of {group} columns are not supported: choose 16, 32, 48, 64, 96, 128, 192 or 256"
+    )]
+    Group {
+        /// Group size asked for.
+        group: u16,
     },
     /// The byte count does not fit in `usize`.
     #[error("a {format} matrix of {rows} × {cols} is larger than the address space")]
@@ -61,6 +69,11 @@ impl MatrixLayout {
         if rows == 0 || cols == 0 {
             return Err(LayoutError::Empty { rows, cols });
         }
+        if let Format::Int4Group(group) = format
+            && !GROUP_SIZES.contains(&group)
+        {
+            return Err(LayoutError::Group { group });
+        }
         let overflow = || LayoutError::Overflow { format, rows, cols };
         let row_bytes = match format {
             Format::F32 => cols.checked_mul(4).ok_or_else(overflow)?,
@@ -79,7 +92,14 @@ impl MatrixLayout {
             .checked_mul(scale_cols)
             .and_then(|n| n.checked_mul(4))
             .ok_or_else(overflow)?;
-        Ok(MatrixLayout { format, rows, cols, row_bytes, scale_cols, scale_rows })
+        Ok(MatrixLayout {
+            format,
+            rows,
+            cols,
+            row_bytes,
+            scale_cols,
+            scale_rows,
+        })
     }
 
     /// The number format.
@@ -140,7 +160,11 @@ pub struct MatrixRef<'a> {
 
 impl<'a> MatrixRef<'a> {
     /// Joins a layout with its bytes; refuses any other number of bytes.
-    pub fn new(layout: MatrixLayout, weights: &'a [u8], scales: &'a [u8]) -> Result<Self, LayoutError> {
+    pub fn new(
+        layout: MatrixLayout,
+        weights: &'a [u8],
+        scales: &'a [u8],
+    ) -> Result<Self, LayoutError> {
         let length = |what, wanted, got| LayoutError::Length {
             what,
             format: layout.format,
@@ -155,7 +179,21 @@ impl<'a> MatrixRef<'a> {
         if scales.len() != layout.scale_bytes() {
             return Err(length("scales", layout.scale_bytes(), scales.len()));
         }
-        Ok(MatrixRef { layout, weights, scales })
+        Ok(MatrixRef {
+            layout,
+            weights,
+            scales,
+        })
+    }
+
+    /// As [`MatrixRef::new`], for bytes that were checked when their owner was made.
+    pub(crate) fn of_owned(layout: MatrixLayout, weights: &'a [u8], scales: &'a [u8]) -> Self {
+        debug_assert!(MatrixRef::new(layout, weights, scales).is_ok());
+        MatrixRef {
+            layout,
+            weights,
+            scales,
+        }
     }
 
     /// Format and shape.
@@ -171,5 +209,82 @@ impl<'a> MatrixRef<'a> {
     /// All scale bytes (little-endian `f32`), row-major; empty for formats without scales.
     pub fn scales(&self) -> &'a [u8] {
         self.scales
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_overflow_are_refused() {
+        for format in [
+            Format::F32,
+            Format::F16,
+            Format::Int8Row,
+            Format::Int4Row,
+            Format::Int4Group(16),
+            Format::Fp8Block,
+        ] {
+            for (rows, cols) in [
+                (usize::MAX, usize::MAX),
+                (1 << 33, 1 << 33),
+                (usize::MAX, 3),
+                (3, usize::MAX),
+            ] {
+                assert_eq!(
+                    MatrixLayout::new(format, rows, cols),
+                    Err(LayoutError::Overflow { format, rows, cols }),
+                    "{format}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn scales_that_overflow_are_refused_though_the_weights_fit() {
+        let (rows, cols) = (usize::MAX / 2, 1);
+        for format in [Format::Int8Row, Format::Int4Group(64)] {
+            assert_eq!(
+                MatrixLayout::new(format, rows, cols),
+                Err(LayoutError::Overflow { format, rows, cols })
+            );
+        }
+    }
+
+    #[test]
+    fn empty_shapes_and_group_sizes_out_of_the_list_are_refused() {
+        assert_eq!(
+            MatrixLayout::new(Format::F32, 0, 4),
+            Err(LayoutError::Empty { rows: 0, cols: 4 })
+        );
+        assert_eq!(
+            MatrixLayout::new(Format::F32, 4, 0),
+            Err(LayoutError::Empty { rows: 4, cols: 0 })
+        );
+        for group in [0, 8, 17, 512] {
+            assert_eq!(
+                MatrixLayout::new(Format::Int4Group(group), 4, 4),
+                Err(LayoutError::Group { group })
+            );
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_published_experts() {
+        // GLM-5.2 gate projection in int4-g64: 2048 × 6144.
+        let layout = MatrixLayout::new(Format::Int4Group(64), 2048, 6144).unwrap();
+        assert_eq!(
+            (layout.weight_bytes(), layout.scale_bytes()),
+            (6_291_456, 786_432)
+        );
+    }
+
+    #[test]
+    fn any_other_number_of_bytes_is_refused() {
+        let layout = MatrixLayout::new(Format::Int4Row, 2, 3).unwrap();
+        assert!(MatrixRef::new(layout, &[0; 4], &[0; 8]).is_ok());
+        assert!(MatrixRef::new(layout, &[0; 3], &[0; 8]).is_err());
+        assert!(MatrixRef::new(layout, &[0; 4], &[0; 9]).is_err());
     }
 }

@@ -1,1 +1,32 @@
 //! The expert store: arenas, slots, leases, replacement, memory budget and loaders.
+//!
+//! Routed experts lie on disk; [`ExpertStore`] brings those that a layer needs into slots of few large
+//! arenas and hands them out as [`Lease`]s, hits at once and misses as they arrive. How it works, and why:
+//! `docs/design/store.md`. This crate knows no model: an expert is a number in a layer and some runs of bytes.
+
+mod arena;
+pub mod budget;
+mod error;
+mod event;
+mod fetch;
+mod geometry;
+mod io;
+mod lease;
+mod loaders;
+mod machine;
+mod policy;
+mod store;
+mod table;
+pub mod testing;
+
+pub use arena::PAGE;
+pub use budget::{Budget, BudgetError, Fit, LimitSource, Term, Wanted};
+pub use error::StoreError;
+pub use event::{EvictReason, Observer, Silent, StoreEvent};
+pub use fetch::Fetch;
+pub use geometry::{Geometry, LayerExperts};
+pub use io::{Direct, ExpertReader, FileReader, IoMode};
+pub use lease::Lease;
+pub use machine::{CgroupLevel, Machine};
+pub use policy::{ExpertId, Lru, Replacement};
+pub use store::{ExpertStore, StoreConfig};

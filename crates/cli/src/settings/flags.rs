@@ -1,0 +1,168 @@
+//! The declaration of the shared flags.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::{Serialize, Serializer};
+
+use super::parse::{on_off, positive, probability, share, size, temperature};
+
+/// Every flag that run, chat, score, plan and bench share. `None` means that nothing was given.
+#[derive(Args, Clone, Debug, Default, Serialize)]
+pub struct Flags {
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[allow(missing_docs)]
+    pub input: ModelFlags,
+
+    /// Memory to use, such as 24G (K, M and G are powers of 1024); default: what is free
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Memory and storage")]
+    pub ram: Option<u64>,
+    /// Experts kept a layer, 0 for none; default: what the memory allows
+    #[arg(long, value_name = "N", help_heading = "Memory and storage")]
+    pub cap: Option<usize>,
+    /// Which expert makes room for another
+    #[arg(long, value_enum, value_name = "POLICY", help_heading = "Memory and storage")]
+    pub policy: Option<Policy>,
+    /// Threads that read experts; default: by the storage
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Memory and storage")]
+    pub loaders: Option<usize>,
+    /// How experts are read
+    #[arg(long, value_enum, value_name = "HOW", help_heading = "Memory and storage")]
+    pub io: Option<Io>,
+    /// Whether reads go around the page cache; auto: where that is not slower
+    #[arg(long, value_enum, value_name = "WHEN", help_heading = "Memory and storage")]
+    pub direct: Option<Direct>,
+    /// Whether an expert's checksum is verified when it is first read: on or off
+    #[arg(long, value_name = "ON|OFF", value_parser = on_off, help_heading = "Memory and storage")]
+    #[serde(serialize_with = "as_on_off")]
+    pub checksums: Option<bool>,
+
+    /// Prompt tokens computed at once
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Computation")]
+    pub prefill_chunk: Option<usize>,
+    /// What computes the experts
+    #[arg(long, value_enum, value_name = "DEVICE", help_heading = "Computation")]
+    pub device: Option<Device>,
+    /// What proposes tokens ahead
+    #[arg(long, value_enum, value_name = "KIND", help_heading = "Computation")]
+    pub draft: Option<Draft>,
+    /// Tokens of prompt and answer together; default: as the model allows, within memory
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Computation")]
+    pub context: Option<usize>,
+    /// Threads that compute; default: the physical cores that may be used
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Computation")]
+    pub threads: Option<usize>,
+    /// Keep activations in f32 for expert products too
+    #[arg(long, value_parser = on_off, value_name = "ON|OFF", num_args = 0..=1, require_equals = true,
+          default_missing_value = "on", help_heading = "Computation")]
+    pub exact: Option<bool>,
+
+    /// Randomness, 0 for the most likely token; default: as the model recommends
+    #[arg(long, value_name = "F", value_parser = temperature, help_heading = "Sampling")]
+    pub temperature: Option<f32>,
+    /// Choose among the likeliest tokens up to this much probability, at most 1
+    #[arg(long, value_name = "F", value_parser = probability, help_heading = "Sampling")]
+    pub top_p: Option<f32>,
+    /// Choose among this many of the likeliest tokens, 0 for all
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    pub top_k: Option<usize>,
+    /// Choose among tokens of at least this share of the likeliest one's probability
+    #[arg(long, value_name = "F", value_parser = share, help_heading = "Sampling")]
+    pub min_p: Option<f32>,
+    /// Begins the random sequence: the same seed gives the same text
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    pub seed: Option<u64>,
+    /// Tokens to generate at most; default: until the model ends or the context is full
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    pub max_tokens: Option<usize>,
+    /// Text that ends the answer; may be given several times
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new(),
+          help_heading = "Sampling")]
+    pub stop: Vec<String>,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    #[allow(missing_docs)]
+    pub output: OutputFlags,
+}
+
+/// Which model.
+#[derive(Args, Clone, Debug, Default, Serialize)]
+pub struct ModelFlags {
+    /// Directory of the model: a Hugging Face checkpoint, a colibrì directory or a slab container
+    #[arg(long, value_name = "DIR")]
+    #[serde(serialize_with = "lossy")]
+    pub model: Option<PathBuf>,
+}
+
+/// What is printed.
+#[derive(Args, Clone, Debug, Default, Serialize)]
+pub struct OutputFlags {
+    /// Print one JSON object on standard output and nothing else there
+    #[arg(long, value_parser = on_off, value_name = "ON|OFF", num_args = 0..=1, require_equals = true,
+          default_missing_value = "on")]
+    pub json: Option<bool>,
+    /// Say more on standard error
+    #[arg(short, long, value_parser = on_off, value_name = "ON|OFF", num_args = 0..=1,
+          require_equals = true, default_missing_value = "on")]
+    pub verbose: Option<bool>,
+}
+
+/// Replacement policies of the expert cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// The expert whose last use is the longest ago
+    Lru,
+}
+
+/// Ways to read experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Io {
+    /// The best one this system has
+    Auto,
+    /// Loader threads with positioned reads
+    Threads,
+}
+
+/// When reads go around the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direct {
+    /// Where a probe says that it is not slower
+    Auto,
+    /// Always; an error where the file system cannot
+    On,
+    /// Never
+    Off,
+}
+
+/// What computes experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// The best one of this machine
+    Auto,
+    /// The processor
+    Cpu,
+}
+
+/// What proposes tokens ahead of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Draft {
+    /// Nothing
+    Off,
+}
+
+/// A path as text, whatever bytes it has.
+fn lossy<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
+}
+
+/// `on` or `off`, as the flag is written.
+fn as_on_off<S: Serializer>(value: &Option<bool>, serializer: S) -> Result<S::Ok, S::Error> {
+    value.map(|on| if on { "on" } else { "off" }).serialize(serializer)
+}

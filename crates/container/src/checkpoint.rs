@@ -1,0 +1,465 @@
+//! A model directory, opened: its kind by content, its configuration, and where every byte lies.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use metaltail_quant::{OwnedMatrix, dequantize};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::colibri::{self, Stamps};
+use crate::error::Error;
+use crate::header::{self, Header, HeaderError};
+use crate::hf;
+use crate::index::TensorIndex;
+use crate::inventory::{ExpertLayerSpec, Part, TensorSpec};
+use crate::listing::{Listing, open_plain, read_object};
+use crate::place::{ExpertPlace, Extent, MatrixPlace, PartPlace, RunOffset};
+use crate::slab::{self, Manifest, Slab};
+
+/// Longest single read, in bytes, so that a failed one names its offset closely.
+const READ_CHUNK: usize = 1 << 30;
+/// Most notices that are kept.
+const NOTICES_CAP: usize = 64;
+
+/// What a model directory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A Hugging Face safetensors checkpoint.
+    Hf,
+    /// A colibrì directory.
+    Colibri,
+    /// Our slab container.
+    Slab,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Hf => "hf",
+            Kind::Colibri => "colibri",
+            Kind::Slab => "slab",
+        })
+    }
+}
+
+/// What only one kind of directory has.
+#[derive(Debug)]
+enum Detail {
+    Hf,
+    Colibri(Stamps),
+    Slab(Box<Slab>),
+}
+
+/// The safetensors files of a directory, side by side.
+struct Opened {
+    files: Vec<PathBuf>,
+    handles: Vec<File>,
+    headers: Vec<Header>,
+    lens: Vec<u64>,
+}
+
+impl Opened {
+    /// Opens files and reads their headers.
+    fn of(dir: &Path, names: &[String]) -> Result<Opened, Error> {
+        let mut opened = Opened {
+            files: Vec::new(),
+            handles: Vec::new(),
+            headers: Vec::new(),
+            lens: Vec::new(),
+        };
+        for name in names {
+            let path = dir.join(name);
+            let (handle, header, len) = read_header(&path)?;
+            opened.files.push(path);
+            opened.handles.push(handle);
+            opened.headers.push(header);
+            opened.lens.push(len);
+        }
+        Ok(opened)
+    }
+
+    /// Joins the headers and finds out what the directory is.
+    fn classify(
+        &self,
+        dir: &Path,
+        manifest: Option<Manifest>,
+    ) -> Result<(TensorIndex, Detail), Error> {
+        let Opened {
+            files,
+            headers,
+            lens,
+            ..
+        } = self;
+        let padded = manifest.is_some();
+        let keep = |name: &str| !(padded && name.starts_with(slab::PAD_PREFIX));
+        let index = TensorIndex::new(dir, files, headers, keep)?;
+        let detail = match manifest {
+            Some(manifest) => Detail::Slab(Box::new(Slab::new(manifest, files, headers, lens)?)),
+            None if colibri::is_colibri(&index) => Detail::Colibri(Stamps::new(files, headers)?),
+            None => Detail::Hf,
+        };
+        Ok((index, detail))
+    }
+}
+
+/// A model directory whose headers were read and checked. No tensor was read yet.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    config: Value,
+    generation_config: Option<Value>,
+    files: Vec<PathBuf>,
+    handles: Vec<File>,
+    index: TensorIndex,
+    detail: Detail,
+    notices: Mutex<BTreeSet<String>>,
+}
+
+impl Checkpoint {
+    /// Opens a directory: finds out what it is, reads config.json and every header.
+    ///
+    /// # Errors
+    /// Refuses whatever is missing, unfinished, damaged or unsupported, by name.
+    pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
+        let listing = Listing::of(dir)?;
+        let manifest = listing.manifest(dir)?;
+        if manifest.is_none() && listing.is_journaled() {
+            return Err(Error::Unfinished {
+                dir: dir.to_owned(),
+            });
+        }
+        if !listing.names.contains("config.json") {
+            return Err(match listing.gguf(dir) {
+                Some(path) => Error::Gguf { path },
+                None => Error::NoConfig {
+                    dir: dir.to_owned(),
+                },
+            });
+        }
+        let config = read_object(&dir.join("config.json"))?;
+        let generation_config = if listing.names.contains("generation_config.json") {
+            Some(read_object(&dir.join("generation_config.json"))?)
+        } else {
+            None
+        };
+        let (names, shards) = listing.choose(dir, manifest.as_ref())?;
+        let opened = Opened::of(dir, &names)?;
+        let slab_files = opened
+            .headers
+            .iter()
+            .any(|h| h.metadata.contains_key(slab::META_SLAB));
+        if manifest.is_none() && slab_files {
+            return Err(Error::Unfinished {
+                dir: dir.to_owned(),
+            });
+        }
+        if let Some(shards) = &shards {
+            shards.check_tensors(&dir.join(hf::INDEX), &opened.files, &opened.headers)?;
+        }
+        let (index, detail) = opened.classify(dir, manifest)?;
+        Ok(Checkpoint {
+            dir: dir.to_owned(),
+            config,
+            generation_config,
+            files: opened.files,
+            handles: opened.handles,
+            index,
+            detail,
+            notices: Mutex::default(),
+        })
+    }
+
+    /// What the directory is.
+    pub fn kind(&self) -> Kind {
+        match self.detail {
+            Detail::Hf => Kind::Hf,
+            Detail::Colibri(_) => Kind::Colibri,
+            Detail::Slab(_) => Kind::Slab,
+        }
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// config.json, known to be an object.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// generation_config.json, where there is one; known to be an object.
+    pub fn generation_config(&self) -> Option<&Value> {
+        self.generation_config.as_ref()
+    }
+
+    /// `model_type` of the configuration, where it is a string.
+    pub fn model_type(&self) -> Option<&str> {
+        self.config.get("model_type")?.as_str()
+    }
+
+    /// The safetensors files; [`Extent::file`] counts in this slice.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// The manifest of a slab container.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        match &self.detail {
+            Detail::Slab(slab) => Some(&slab.manifest),
+            _ => None,
+        }
+    }
+
+    /// Stored names of all tensors, in no order.
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.index.iter().map(|(name, _)| name)
+    }
+
+    /// What stands in place of `model.` in the stored names.
+    pub fn prefix(&self) -> &str {
+        self.index.prefix()
+    }
+
+    /// Whether a tensor of this canonical name is stored.
+    pub fn has(&self, name: &str) -> bool {
+        self.index.find(name).is_some()
+    }
+
+    /// What was decided for lack of a stamp, in sentences; grows as matrices are located.
+    pub fn notices(&self) -> Vec<String> {
+        let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        notices.iter().cloned().collect()
+    }
+
+    /// Where a dense matrix lies and in which format.
+    ///
+    /// # Errors
+    /// Refuses an absent tensor, another shape, and byte counts or types that fit no supported format.
+    pub fn matrix(&self, spec: &TensorSpec) -> Result<MatrixPlace, Error> {
+        self.locate(&spec.name, (spec.rows, spec.cols))
+    }
+
+    /// Reads a matrix in its stored format.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`], and failed reads.
+    pub fn read_matrix(&self, spec: &TensorSpec) -> Result<OwnedMatrix, Error> {
+        let place = self.matrix(spec)?;
+        let weights = self.read_extent(place.weights)?;
+        let scales = place
+            .scales
+            .map_or(Ok(Vec::new()), |extent| self.read_extent(extent))?;
+        OwnedMatrix::new(place.layout, weights, scales).map_err(|source| Error::Layout {
+            tensor: spec.name.clone(),
+            source,
+        })
+    }
+
+    /// Reads a matrix as `rows × cols` f32 values, scales multiplied in.
+    ///
+    /// # Errors
+    /// As [`Self::read_matrix`], and a matrix larger than memory.
+    pub fn read_f32(&self, spec: &TensorSpec) -> Result<Vec<f32>, Error> {
+        let matrix = self.read_matrix(spec)?;
+        let too_large = || Error::Memory {
+            tensor: spec.name.clone(),
+            rows: spec.rows,
+            cols: spec.cols,
+        };
+        let len = spec.rows.checked_mul(spec.cols).ok_or_else(too_large)?;
+        let mut values = Vec::new();
+        values.try_reserve_exact(len).map_err(|_| too_large())?;
+        values.resize(len, 0.0);
+        dequantize(matrix.as_ref(), &mut values);
+        Ok(values)
+    }
+
+    /// Where one expert lies: the runs to read and its matrices in them.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`], and an expert number that the layer does not have.
+    pub fn expert(&self, layer: &ExpertLayerSpec, expert: u32) -> Result<ExpertPlace, Error> {
+        if expert >= layer.count {
+            return Err(Error::NoSuchExpert {
+                layer: layer.layer,
+                expert,
+                count: layer.count,
+            });
+        }
+        let part = |part: Part| self.locate(&layer.name(expert, part), layer.shape(part));
+        let parts = [part(Part::Gate)?, part(Part::Up)?, part(Part::Down)?];
+        match &self.detail {
+            Detail::Slab(slab) => slab.expert(&self.index, layer, expert, parts),
+            _ => Ok(join_runs(parts)),
+        }
+    }
+
+    /// Reads bytes of one file into `out`, whose length counts (not [`Extent::len`]).
+    ///
+    /// # Errors
+    /// A read that fails or comes back short, with its offset.
+    pub fn read_at(&self, file: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        let (Some(handle), Some(path)) = (
+            self.handles.get(file as usize),
+            self.files.get(file as usize),
+        ) else {
+            let source =
+                io::Error::new(io::ErrorKind::NotFound, format!("there is no file {file}"));
+            return Err(Error::Read {
+                path: self.dir.clone(),
+                offset,
+                wanted: out.len() as u64,
+                source,
+            });
+        };
+        read_chunked(handle, path, offset, out)
+    }
+
+    /// Reads the bytes of an extent that this checkpoint gave.
+    ///
+    /// # Errors
+    /// As [`Self::read_at`], and an extent larger than memory.
+    pub fn read_extent(&self, extent: Extent) -> Result<Vec<u8>, Error> {
+        let path = || {
+            self.files
+                .get(extent.file as usize)
+                .unwrap_or(&self.dir)
+                .clone()
+        };
+        let refuse = |source| Error::Read {
+            path: path(),
+            offset: extent.offset,
+            wanted: extent.len,
+            source,
+        };
+        let len =
+            usize::try_from(extent.len).map_err(|_| refuse(io::ErrorKind::OutOfMemory.into()))?;
+        let mut bytes = Vec::new();
+        bytes
+            .try_reserve_exact(len)
+            .map_err(|_| refuse(io::ErrorKind::OutOfMemory.into()))?;
+        bytes.resize(len, 0);
+        self.read_at(extent.file, extent.offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Length of one of [`Self::files`] now, in bytes.
+    pub(crate) fn file_len(&self, file: u32) -> Result<u64, Error> {
+        let path = self.files.get(file as usize).unwrap_or(&self.dir);
+        let meta = fs::metadata(path);
+        Ok(meta
+            .map_err(|source| Error::Io {
+                action: "look at",
+                path: path.clone(),
+                source,
+            })?
+            .len())
+    }
+
+    /// The tensors by name.
+    pub(crate) fn index(&self) -> &TensorIndex {
+        &self.index
+    }
+
+    fn locate(&self, canonical: &str, (rows, cols): (usize, usize)) -> Result<MatrixPlace, Error> {
+        let (name, stored) = self.index.require(canonical)?;
+        match &self.detail {
+            Detail::Hf => hf::locate(&self.index, name, stored, rows, cols),
+            Detail::Slab(slab) => slab.locate(&self.index, name, stored, (rows, cols)),
+            Detail::Colibri(stamps) => {
+                let notice = |text| {
+                    let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+                    if notices.len() < NOTICES_CAP {
+                        notices.insert(text);
+                    }
+                };
+                colibri::locate(&self.index, stamps, name, stored, (rows, cols), &notice)
+            }
+        }
+    }
+}
+
+/// Joins adjacent byte ranges of one expert, so that each run is one read.
+fn join_runs(parts: [MatrixPlace; 3]) -> ExpertPlace {
+    let mut extents: Vec<Extent> = parts
+        .iter()
+        .flat_map(|p| [Some(p.weights), p.scales])
+        .flatten()
+        .collect();
+    extents.sort_unstable_by_key(|e| (e.file, e.offset));
+    let mut runs: Vec<Extent> = Vec::with_capacity(3);
+    for extent in extents {
+        match runs.last_mut() {
+            // Extents lie inside their file, so no end overflows.
+            Some(run) if run.file == extent.file && run.offset + run.len == extent.offset => {
+                run.len += extent.len;
+            }
+            _ => runs.push(extent),
+        }
+    }
+    let within = |extent: Extent| {
+        // The last run that begins at or before the extent is the one that swallowed it.
+        let after =
+            runs.partition_point(|run| (run.file, run.offset) <= (extent.file, extent.offset));
+        let run = after.saturating_sub(1);
+        RunOffset {
+            run: run as u32,
+            offset: extent.offset - runs[run].offset,
+        }
+    };
+    let parts = parts.map(|place| PartPlace {
+        layout: place.layout,
+        weights: within(place.weights),
+        scales: place.scales.map(within),
+    });
+    ExpertPlace {
+        runs,
+        parts,
+        checksum: None,
+    }
+}
+
+/// Opens a safetensors file: the handle, its checked header and its length.
+fn read_header(path: &Path) -> Result<(File, Header, u64), Error> {
+    let refuse = |source| Error::Header {
+        path: path.to_owned(),
+        source,
+    };
+    let (file, len) = open_plain(path)?;
+    let mut field = [0; 8];
+    if len < 8 {
+        return Err(refuse(HeaderError::TooShort { got: len }));
+    }
+    read_chunked(&file, path, 0, &mut field)?;
+    // At most HEADER_CAP and the file's own length, so this may be allocated.
+    let json = header::header_length(field, len).map_err(refuse)? as usize;
+    let mut bytes = vec![0; 8 + json];
+    read_chunked(&file, path, 0, &mut bytes)?;
+    let header = header::parse_header(&bytes, len).map_err(refuse)?;
+    Ok((file, header, len))
+}
+
+/// Positional reads in chunks; interrupted ones are tried again by the standard library.
+fn read_chunked(file: &File, path: &Path, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+    let mut at = offset;
+    for chunk in out.chunks_mut(READ_CHUNK) {
+        let wanted = chunk.len() as u64;
+        file.read_exact_at(chunk, at)
+            .map_err(|source| Error::Read {
+                path: path.to_owned(),
+                offset: at,
+                wanted,
+                source,
+            })?;
+        at = at.saturating_add(wanted);
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! A checkpoint as the source of a slab container's bytes.
+
+use metaltail_quant::{MatrixLayout, MatrixRef};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::transcode::transcode;
+use crate::slab_writer::{Blobs, RunShape, Weights, WriteError};
+use crate::{Checkpoint, ExpertLayerSpec, Part, RunOffset, TensorSpec};
+
+/// Reads from a checkpoint and stores in the planned formats.
+pub(super) struct CheckpointWeights<'c> {
+    pub checkpoint: &'c Checkpoint,
+    /// Threads for one dense matrix; experts are spread by the caller.
+    pub threads: usize,
+}
+
+impl Weights for CheckpointWeights<'_> {
+    fn dense(&self, spec: &TensorSpec, layout: MatrixLayout) -> Result<Blobs, WriteError> {
+        let stored = self.checkpoint.read_matrix(spec)?;
+        let mut weights = vec![0; layout.weight_bytes()];
+        let mut scales = vec![0; layout.scale_bytes()];
+        transcode(
+            &spec.name,
+            stored.as_ref(),
+            layout.format(),
+            &mut weights,
+            &mut scales,
+            self.threads,
+        )?;
+        Ok(Blobs { weights, scales })
+    }
+
+    fn expert(
+        &self,
+        spec: &ExpertLayerSpec,
+        expert: u32,
+        shape: &RunShape,
+        run: &mut [u8],
+    ) -> Result<(), WriteError> {
+        let place = self.checkpoint.expert(spec, expert)?;
+        let runs = place
+            .runs
+            .iter()
+            .map(|&extent| self.checkpoint.read_extent(extent))
+            .collect::<Result<Vec<_>, _>>()?;
+        if let Some(wanted) = place.checksum {
+            let mut hash = Xxh3::new();
+            runs.iter().for_each(|bytes| hash.update(bytes));
+            let got = hash.digest();
+            if got != wanted {
+                return Err(WriteError::Damaged {
+                    layer: spec.layer,
+                    expert,
+                    wanted,
+                    got,
+                });
+            }
+        }
+        for part in Part::ALL {
+            let tensor = spec.name(expert, part);
+            let stored = &place.parts[part as usize];
+            let blob = |at: RunOffset, len: usize| {
+                let bytes = runs[at.run as usize]
+                    .get(at.offset as usize..)
+                    .unwrap_or_default();
+                bytes.get(..len).unwrap_or(bytes)
+            };
+            let weights = blob(stored.weights, stored.layout.weight_bytes());
+            let scales = stored
+                .scales
+                .map_or(&[][..], |at| blob(at, stored.layout.scale_bytes()));
+            let source = MatrixRef::new(stored.layout, weights, scales)
+                .map_err(WriteError::layout(&tensor))?;
+            let (weights, scales) = shape.part_mut(run, part);
+            transcode(
+                &tensor,
+                source,
+                shape.layouts[part as usize].format(),
+                weights,
+                scales,
+                1,
+            )?;
+        }
+        Ok(())
+    }
+}

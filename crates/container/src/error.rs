@@ -1,0 +1,337 @@
+//! Why a model directory is refused.
+
+use std::io;
+use std::path::PathBuf;
+
+use metaltail_quant::LayoutError;
+use thiserror::Error;
+
+use crate::census::Missing;
+use crate::header::{Dtype, HeaderError};
+use crate::slab::ManifestError;
+
+/// A refusal, or a failed read, of a model directory.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The path does not exist.
+    #[error("{} does not exist: give the directory of a model", path.display())]
+    NotFound {
+        /// Path given.
+        path: PathBuf,
+    },
+    /// The path is a file.
+    #[error("{} is not a directory: give the directory that holds config.json and the *.safetensors files", path.display())]
+    NotDirectory {
+        /// Path given.
+        path: PathBuf,
+    },
+    /// A GGUF file.
+    #[error("{} is a GGUF file, which this version does not support yet: use the model's safetensors checkpoint", path.display())]
+    Gguf {
+        /// Path given or found.
+        path: PathBuf,
+    },
+    /// The operating system refused.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A positional read failed or came back short.
+    #[error("cannot read {wanted} bytes at offset {offset} of {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Offset of the read.
+        offset: u64,
+        /// Bytes wanted.
+        wanted: u64,
+        /// The operating system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// No config.json.
+    #[error("{} has no config.json, so it is not a model directory: copy the file from the model's source", dir.display())]
+    NoConfig {
+        /// Directory given.
+        dir: PathBuf,
+    },
+    /// A JSON file is larger than its cap.
+    #[error("{} has {got} bytes, more than the cap of {cap}", path.display())]
+    JsonTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Cap in bytes.
+        cap: u64,
+        /// Its length.
+        got: u64,
+    },
+    /// A JSON file does not parse.
+    #[error("{} is not valid JSON of the kind it should be", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's reason, with line and column.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A JSON file is not an object.
+    #[error("{} holds {got}, wanted a JSON object", path.display())]
+    NotObject {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        got: &'static str,
+    },
+    /// No safetensors file.
+    #[error("{} holds no *.safetensors file: fetch the model's weights into it", dir.display())]
+    NoTensors {
+        /// Directory given.
+        dir: PathBuf,
+    },
+    /// More files than can be kept open.
+    #[error("{} holds {got} *.safetensors files, more than the cap of {cap}", dir.display())]
+    TooManyFiles {
+        /// Directory given.
+        dir: PathBuf,
+        /// Cap.
+        cap: usize,
+        /// Number found.
+        got: usize,
+    },
+    /// A safetensors header is refused.
+    #[error("cannot use {}: its safetensors header is refused", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: HeaderError,
+    },
+    /// Two files hold a tensor of the same name.
+    #[error("tensor {tensor:?} is in both {} and {}: remove the file that does not belong to this model", first.display(), second.display())]
+    DuplicateTensor {
+        /// Tensor name.
+        tensor: String,
+        /// First file.
+        first: PathBuf,
+        /// Second file.
+        second: PathBuf,
+    },
+    /// A slab container that was not finished.
+    #[error("{} is an unfinished slab container (no manifest.json): run the same convert again to resume", dir.display())]
+    Unfinished {
+        /// Directory given.
+        dir: PathBuf,
+    },
+    /// manifest.json is refused.
+    #[error("cannot use {}", path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: ManifestError,
+    },
+    /// Files that the index, the numbering or the manifest names are absent.
+    #[error("{0}")]
+    MissingShards(Box<MissingShards>),
+    /// A shard's name in the index is not a plain file name.
+    #[error("{}: tensor {tensor:?} is said to be in {shard:?}, which is not a plain file name", path.display())]
+    IndexShardName {
+        /// The index.
+        path: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// Name as written.
+        shard: String,
+    },
+    /// The index and the shards disagree.
+    #[error("{}: tensor {tensor:?} is said to be in {wanted:?}, but it is in {got}: fetch the index and the shards from one source", path.display())]
+    IndexDisagrees {
+        /// The index.
+        path: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// File that the index names.
+        wanted: String,
+        /// File that holds it, or `no shard`.
+        got: String,
+    },
+    /// A file's length is not what the manifest says.
+    #[error("{} has {got} bytes, the manifest says {wanted}: it is damaged, convert it again", path.display())]
+    FileLength {
+        /// The file.
+        path: PathBuf,
+        /// Length in the manifest.
+        wanted: u64,
+        /// Length found.
+        got: u64,
+    },
+    /// Tensors that the configuration asks for are absent.
+    #[error("{0}")]
+    Incomplete(Box<Missing>),
+    /// One tensor is absent.
+    #[error("{} holds no tensor {tensor:?}: fetch the missing files, or see whether config.json belongs to them", dir.display())]
+    MissingTensor {
+        /// Directory.
+        dir: PathBuf,
+        /// Tensor name.
+        tensor: String,
+    },
+    /// A tensor has another shape than the configuration asks for.
+    #[error("{}: tensor {tensor:?} has the shape {got:?}, wanted {wanted:?}: config.json does not belong to these weights", file.display())]
+    Shape {
+        /// The file.
+        file: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// Shape wanted.
+        wanted: Vec<u64>,
+        /// Shape stored.
+        got: Vec<u64>,
+    },
+    /// A tensor has an element type that cannot stand there.
+    #[error("{}: tensor {tensor:?} is stored as {got}, wanted {wanted}", file.display())]
+    Dtype {
+        /// The file.
+        file: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// What can stand there.
+        wanted: &'static str,
+        /// What stands there.
+        got: Dtype,
+    },
+    /// The number of weight bytes fits no format.
+    #[error("{}: tensor {tensor:?} has {got} bytes, wanted {wanted}", file.display())]
+    WeightBytes {
+        /// The file.
+        file: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// Counts that would do, in words.
+        wanted: String,
+        /// Bytes stored.
+        got: u64,
+    },
+    /// The number of scale bytes does not fit the format.
+    #[error("{}: scales {tensor:?} have {got} bytes, wanted {wanted}", file.display())]
+    ScaleBytes {
+        /// The file.
+        file: PathBuf,
+        /// Name of the scale tensor.
+        tensor: String,
+        /// Counts that would do, in words.
+        wanted: String,
+        /// Bytes stored.
+        got: u64,
+    },
+    /// A format that is known by name and not supported.
+    #[error("{}: tensor {tensor:?} is in the format {format}, which this version does not support", file.display())]
+    UnsupportedFormat {
+        /// The file.
+        file: PathBuf,
+        /// Tensor name.
+        tensor: String,
+        /// Name of the format.
+        format: String,
+    },
+    /// A format stamp cannot be used.
+    #[error("{}: the colibri.fmt stamp {reason}", file.display())]
+    Stamp {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A slab tensor and its metadata, or an expert and the manifest, disagree.
+    #[error("{}: {what} {reason}: the container is damaged, convert it again", file.display())]
+    Slab {
+        /// The file.
+        file: PathBuf,
+        /// Tensor, layer or expert.
+        what: String,
+        /// Wanted and got.
+        reason: String,
+    },
+    /// A matrix whose values do not fit in memory.
+    #[error("tensor {tensor:?} of {rows} × {cols} does not fit in memory as f32")]
+    Memory {
+        /// Tensor name.
+        tensor: String,
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        cols: usize,
+    },
+    /// An expert number that the layer does not have.
+    #[error("layer {layer} has {count} experts, there is no expert {expert}")]
+    NoSuchExpert {
+        /// Layer index.
+        layer: u32,
+        /// Expert asked for.
+        expert: u32,
+        /// Experts of the layer.
+        count: u32,
+    },
+    /// A size from the configuration does not fit.
+    #[error("tensor {tensor:?} cannot have the size that config.json gives it")]
+    Layout {
+        /// Tensor name.
+        tensor: String,
+        /// Why.
+        #[source]
+        source: LayoutError,
+    },
+}
+
+/// Absent files: what is there, what is not, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingShards {
+    /// Directory given.
+    pub dir: PathBuf,
+    /// How the expected files are known, e.g. `model.safetensors.index.json`.
+    pub known_from: String,
+    /// Files present.
+    pub present: usize,
+    /// Files expected.
+    pub expected: usize,
+    /// Names of the absent ones, ascending.
+    pub names: Vec<String>,
+    /// Tensors in them, where that is known.
+    pub tensors: Option<usize>,
+    /// Lowest and highest layer that have tensors in them, where that is known.
+    pub layers: Option<(u32, u32)>,
+    /// What to do next.
+    pub hint: &'static str,
+}
+
+impl std::fmt::Display for MissingShards {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} holds {} of {} files that {} names; missing: {}",
+            self.dir.display(),
+            self.present,
+            self.expected,
+            self.known_from,
+            crate::census::some_of(&self.names)
+        )?;
+        if let Some(tensors) = self.tensors {
+            write!(f, " with {tensors} tensors")?;
+        }
+        match self.layers {
+            Some((first, last)) if first == last => write!(f, " of layer {first}")?,
+            Some((first, last)) => write!(f, " of layers {first} to {last}")?,
+            None => {}
+        }
+        write!(f, ". {}", self.hint)
+    }
+}

@@ -1,0 +1,261 @@
+//! What lies in a model directory, and which of its files belong to the model.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Error, MissingShards};
+use crate::hf::{self, ShardIndex};
+use crate::slab::{self, Manifest, ManifestError};
+
+/// Longest JSON file (config, index, manifest) that is accepted, in bytes.
+pub const JSON_CAP: u64 = 256 << 20;
+/// Most safetensors files of a directory; each is kept open.
+pub(crate) const FILES_CAP: usize = 512;
+
+/// Names in a directory.
+pub(crate) struct Listing {
+    /// All of them that are UTF-8 and not hidden.
+    pub names: BTreeSet<String>,
+}
+
+impl Listing {
+    /// Lists a directory; refuses a path that is none.
+    pub fn of(dir: &Path) -> Result<Listing, Error> {
+        let io = |action| {
+            move |source| Error::Io {
+                action,
+                path: dir.to_owned(),
+                source,
+            }
+        };
+        let meta = match fs::metadata(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(Error::NotFound {
+                    path: dir.to_owned(),
+                });
+            }
+            other => other.map_err(io("look at"))?,
+        };
+        if !meta.is_dir() {
+            return Err(if has_extension(dir, "gguf") {
+                Error::Gguf {
+                    path: dir.to_owned(),
+                }
+            } else {
+                Error::NotDirectory {
+                    path: dir.to_owned(),
+                }
+            });
+        }
+        let mut names = BTreeSet::new();
+        for entry in fs::read_dir(dir).map_err(io("list"))? {
+            let name = entry.map_err(io("list"))?.file_name();
+            // What is not UTF-8 is none of the names that are looked for.
+            if let Ok(name) = name.into_string()
+                && !name.starts_with('.')
+            {
+                names.insert(name);
+            }
+        }
+        Ok(Listing { names })
+    }
+
+    /// The manifest of a slab container, or `None` where there is none of that format.
+    pub fn manifest(&self, dir: &Path) -> Result<Option<Manifest>, Error> {
+        if !self.names.contains(slab::MANIFEST) {
+            return Ok(None);
+        }
+        let path = dir.join(slab::MANIFEST);
+        match slab::parse_manifest(&read_capped(&path)?) {
+            Ok(manifest) => Ok(Some(manifest)),
+            Err(ManifestError::Format { .. }) => Ok(None),
+            Err(source) => Err(Error::Manifest { path, source }),
+        }
+    }
+
+    /// Whether a conversion into this directory has begun.
+    pub fn is_journaled(&self) -> bool {
+        self.names.contains(slab::JOURNAL)
+    }
+
+    /// A GGUF file, if there is one.
+    pub fn gguf(&self, dir: &Path) -> Option<PathBuf> {
+        self.names
+            .iter()
+            .map(|name| dir.join(name))
+            .find(|path| has_extension(path, "gguf"))
+    }
+
+    /// The safetensors files that belong to the model, and the index that says so.
+    pub fn choose(
+        &self,
+        dir: &Path,
+        manifest: Option<&Manifest>,
+    ) -> Result<(Vec<String>, Option<ShardIndex>), Error> {
+        let is_weights = |name: &&String| name.ends_with(".safetensors");
+        let found: BTreeSet<String> = self.names.iter().filter(is_weights).cloned().collect();
+        if let Some(manifest) = manifest {
+            self.check_manifest_files(dir, manifest)?;
+            let listed = manifest.names().into_iter().map(str::to_owned);
+            return Ok((
+                self.cap(dir, listed.filter(|n| is_weights(&n)).collect())?,
+                None,
+            ));
+        }
+        if self.names.contains(hf::INDEX) {
+            let path = dir.join(hf::INDEX);
+            let index = ShardIndex::parse(&path, &read_capped(&path)?)?;
+            let shards: Vec<String> = index.shards().into_iter().map(str::to_owned).collect();
+            // An index copied along with a converted model names none of its files.
+            if found.is_empty() || shards.iter().any(|shard| found.contains(shard)) {
+                index.check_present(dir, &self.names)?;
+                return Ok((self.cap(dir, shards)?, Some(index)));
+            }
+        }
+        hf::check_numbering(dir, &found)?;
+        if found.is_empty() {
+            return Err(match self.gguf(dir) {
+                Some(path) => Error::Gguf { path },
+                None => Error::NoTensors {
+                    dir: dir.to_owned(),
+                },
+            });
+        }
+        Ok((self.cap(dir, found.into_iter().collect())?, None))
+    }
+
+    /// Refuses a container without a file of the manifest, or with one of another length.
+    fn check_manifest_files(&self, dir: &Path, manifest: &Manifest) -> Result<(), Error> {
+        let listed = manifest.names();
+        let absent = |name: &&&str| !self.names.contains(**name);
+        let names: Vec<String> = listed
+            .iter()
+            .filter(absent)
+            .map(|n| (*n).to_owned())
+            .collect();
+        if !names.is_empty() {
+            let layers = || {
+                manifest
+                    .experts
+                    .iter()
+                    .filter(|e| names.contains(&e.file))
+                    .map(|e| e.layer)
+            };
+            return Err(Error::MissingShards(Box::new(MissingShards {
+                dir: dir.to_owned(),
+                known_from: slab::MANIFEST.to_owned(),
+                present: listed.len() - names.len(),
+                expected: listed.len(),
+                layers: layers().min().zip(layers().max()),
+                names,
+                tensors: None,
+                hint: "Copy them again, or remove manifest.json and run the same convert again.",
+            })));
+        }
+        for file in &manifest.files {
+            let path = dir.join(&file.name);
+            let meta = fs::metadata(&path);
+            let meta = meta.map_err(|source| Error::Io {
+                action: "look at",
+                path: path.clone(),
+                source,
+            })?;
+            if meta.len() != file.bytes {
+                return Err(Error::FileLength {
+                    path,
+                    wanted: file.bytes,
+                    got: meta.len(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses no file at all, and too many.
+    fn cap(&self, dir: &Path, names: Vec<String>) -> Result<Vec<String>, Error> {
+        match names.len() {
+            0 => Err(Error::NoTensors {
+                dir: dir.to_owned(),
+            }),
+            got if got > FILES_CAP => Err(Error::TooManyFiles {
+                dir: dir.to_owned(),
+                cap: FILES_CAP,
+                got,
+            }),
+            _ => Ok(names),
+        }
+    }
+}
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    path.extension()
+        .is_some_and(|e| e.eq_ignore_ascii_case(extension))
+}
+
+/// Opens a plain file and tells its length; opening a pipe would wait for a writer.
+pub(crate) fn open_plain(path: &Path) -> Result<(File, u64), Error> {
+    let io = |source| Error::Io {
+        action: "open",
+        path: path.to_owned(),
+        source,
+    };
+    let meta = fs::metadata(path).map_err(io)?;
+    if !meta.is_file() {
+        return Err(io(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is not a plain file",
+        )));
+    }
+    let file = File::open(path).map_err(io)?;
+    let len = file.metadata().map_err(io)?.len();
+    Ok((file, len))
+}
+
+/// Reads a whole file of at most [`JSON_CAP`] bytes.
+fn read_capped(path: &Path) -> Result<Vec<u8>, Error> {
+    let io = |source| Error::Io {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    };
+    let (file, len) = open_plain(path)?;
+    let too_large = |got| Error::JsonTooLarge {
+        path: path.to_owned(),
+        cap: JSON_CAP,
+        got,
+    };
+    if len > JSON_CAP {
+        return Err(too_large(len));
+    }
+    let mut text = Vec::new();
+    // One byte more than the cap, for a file that grows meanwhile.
+    file.take(JSON_CAP + 1).read_to_end(&mut text).map_err(io)?;
+    if text.len() as u64 > JSON_CAP {
+        return Err(too_large(text.len() as u64));
+    }
+    Ok(text)
+}
+
+/// Reads a JSON file whose value must be an object.
+pub(crate) fn read_object(path: &Path) -> Result<Value, Error> {
+    let value = serde_json::from_slice(&read_capped(path)?).map_err(|source| Error::Json {
+        path: path.to_owned(),
+        source,
+    })?;
+    let got = match &value {
+        Value::Object(_) => return Ok(value),
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+    };
+    Err(Error::NotObject {
+        path: path.to_owned(),
+        got,
+    })
+}

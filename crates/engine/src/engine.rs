@@ -1,0 +1,248 @@
+//! A loaded model with its store, its threads and its settings.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use metaltail_container::Checkpoint;
+use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool, default_threads};
+use metaltail_model::{
+    CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places,
+};
+use metaltail_store::{Budget, Direct, ExpertStore, Machine, StoreConfig};
+
+use crate::error::EngineError;
+use crate::memory::{self, Demand};
+use crate::telemetry::Telemetry;
+
+/// Rows of a prefill step where nothing is said: enough that most experts of a layer are shared
+/// by several rows, little enough that scratch stays small.
+pub const DEFAULT_PREFILL_CHUNK: usize = 256;
+
+/// Context where nothing is said and the model allows more.
+pub const DEFAULT_CONTEXT: usize = 8192;
+
+/// Settings of an engine; what is absent is measured or derived.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// Memory budget in bytes.
+    pub ram: Option<u64>,
+    /// Experts kept a layer.
+    pub cap: Option<usize>,
+    /// Loader threads.
+    pub loaders: Option<usize>,
+    /// Direct or buffered reads.
+    pub direct: Direct,
+    /// Whether the checksum of an expert is verified when it is first read.
+    pub checksums: Option<bool>,
+    /// Rows of a prefill step.
+    pub prefill_chunk: Option<usize>,
+    /// Positions of a session.
+    pub context: Option<usize>,
+    /// Compute threads.
+    pub threads: Option<usize>,
+    /// Whether activations stay in f32 for expert products too.
+    pub exact: bool,
+    /// Form of latent attention, for the whole engine.
+    pub mla_form: MlaForm,
+}
+
+/// What the settings became.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Resolved {
+    /// Model directory.
+    pub model: PathBuf,
+    /// `hf`, `colibri` or `slab`.
+    pub container: String,
+    /// Memory budget in bytes.
+    pub ram: u64,
+    /// Experts kept a layer.
+    pub cap: usize,
+    /// Loader threads.
+    pub loaders: usize,
+    /// `on` or `off`.
+    pub direct: String,
+    /// `on` or `off`.
+    pub checksums: String,
+    /// Rows of a prefill step.
+    pub prefill_chunk: usize,
+    /// Positions of a session.
+    pub context: usize,
+    /// Compute threads.
+    pub threads: usize,
+    /// Instruction set.
+    pub isa: String,
+    /// Whether activations stay in f32 for expert products too.
+    pub exact: bool,
+}
+
+/// A loaded model; sessions run on it.
+pub struct Engine {
+    checkpoint: Checkpoint,
+    model: Model,
+    store: ExpertStore,
+    compute: Mutex<Box<dyn ExpertCompute>>,
+    telemetry: Arc<Telemetry>,
+    budget: Budget,
+    resolved: Resolved,
+}
+
+impl Engine {
+    /// Opens and loads a model directory. `progress` is told the bytes of dense weights loaded so
+    /// far and their total.
+    ///
+    /// # Errors
+    /// A model that is missing, damaged or unsupported; a budget that cannot be met; settings that
+    /// contradict the model.
+    pub fn open(
+        dir: &Path,
+        options: &EngineOptions,
+        telemetry: Arc<Telemetry>,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Engine, EngineError> {
+        let checkpoint = Checkpoint::open(dir)?;
+        let plan = Plan::from_config(checkpoint.config())?.with_mla_form(options.mla_form);
+        let inventory = plan.inventory();
+        checkpoint.check(&inventory)?;
+        checkpoint.notices().iter().for_each(|text| telemetry.notice(text));
+        let context = context(options, &plan)?;
+        let prefill_chunk = options.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
+        let threads = options.threads.unwrap_or_else(default_threads).max(1);
+        let places = expert_places(&checkpoint, &inventory, false)?;
+
+        let demand = Demand::of(&checkpoint, &plan, &inventory, context, prefill_chunk, threads)?;
+        let config = StoreConfig {
+            direct: options.direct,
+            checksums: options.checksums.unwrap_or(true),
+            ..StoreConfig::default()
+        };
+        let (budget, config) = memory::fit(options, &demand, &places, config)?;
+
+        let pool = Arc::new(Pool::new(threads));
+        let kernels = Kernels::best();
+        let store =
+            ExpertStore::open(checkpoint.files(), places.clone(), config.clone(), telemetry.clone())?;
+        let loaded = std::cell::Cell::new(0);
+        let load = LoadOptions {
+            kernels,
+            pool: pool.clone(),
+            draft: false,
+            progress: &|bytes| {
+                loaded.set(loaded.get() + bytes);
+                progress(loaded.get(), demand.dense);
+            },
+        };
+        let model = Model::load(&checkpoint, plan, &places, &load)?;
+        let numerics =
+            if options.exact { Numerics::Exact } else { Numerics::QuantizedActivations };
+        let on_off = |on| if on { "on".to_owned() } else { "off".to_owned() };
+        let resolved = Resolved {
+            model: dir.to_owned(),
+            container: checkpoint.kind().to_string(),
+            ram: budget.limit,
+            cap: config.cap,
+            loaders: config.loaders,
+            direct: on_off(store.io_mode().direct),
+            checksums: on_off(config.checksums),
+            prefill_chunk,
+            context,
+            threads,
+            isa: kernels.isa().to_string(),
+            exact: options.exact,
+        };
+        Ok(Engine {
+            compute: Mutex::new(Box::new(CpuExperts::new(pool, kernels, numerics))),
+            checkpoint,
+            model,
+            store,
+            telemetry,
+            budget,
+            resolved,
+        })
+    }
+
+    /// The files it was loaded from.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// What the model computes.
+    pub fn plan(&self) -> &Plan {
+        self.model.plan()
+    }
+
+    /// Positions that a session may hold.
+    pub fn context(&self) -> usize {
+        self.resolved.context
+    }
+
+    /// Rows of a prefill step.
+    pub fn prefill_chunk(&self) -> usize {
+        self.resolved.prefill_chunk
+    }
+
+    /// Settings as they were resolved.
+    pub fn resolved(&self) -> &Resolved {
+        &self.resolved
+    }
+
+    /// The memory budget and its terms.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The expert store.
+    pub fn store(&self) -> &ExpertStore {
+        &self.store
+    }
+
+    /// Figures and notices.
+    pub fn telemetry(&self) -> &Telemetry {
+        &self.telemetry
+    }
+
+    /// Name of what computes experts.
+    pub fn device(&self) -> &'static str {
+        self.compute.lock().unwrap_or_else(PoisonError::into_inner).name()
+    }
+
+    /// Computes one step of any number of sequences and, after it, keeps memory within the budget.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn step(
+        &self,
+        rows: &[Row],
+        caches: &mut [&mut KvCache],
+        cancel: &CancelFlag,
+    ) -> Result<Vec<f32>, EngineError> {
+        let start = Instant::now();
+        // One pass at a time uses the device; a panic in a pass leaves it usable, since `begin`
+        // starts it anew.
+        let mut compute = self.compute.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut experts = Experts { store: &self.store, compute: compute.as_mut() };
+        let hidden = self.model.forward(rows, caches, &mut experts, &*self.telemetry, cancel)?;
+        drop(compute);
+        let anonymous = Machine::own_anon_now().ok();
+        self.telemetry.step(rows.len(), start.elapsed(), anonymous);
+        if let Some(anonymous) = anonymous {
+            self.store.enforce(self.budget.limit, anonymous);
+        }
+        Ok(hidden)
+    }
+
+    /// Logits of hidden states: n × vocabulary.
+    pub fn logits(&self, hidden: &[f32]) -> Vec<f32> {
+        self.model.logits(hidden)
+    }
+}
+
+fn context(options: &EngineOptions, plan: &Plan) -> Result<usize, EngineError> {
+    let max = plan.max_context;
+    match options.context {
+        Some(asked) if asked > max => Err(EngineError::ContextTooLong { asked, max }),
+        Some(0) => Err(EngineError::Setting("--context 0 holds no token".into())),
+        Some(asked) => Ok(asked),
+        None => Ok(max.min(DEFAULT_CONTEXT)),
+    }
+}

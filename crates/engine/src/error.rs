@@ -1,0 +1,56 @@
+//! Why a model cannot be run, or a request cannot be answered.
+
+use metaltail_model::{ConfigError, ModelError};
+use metaltail_store::StoreError;
+use thiserror::Error;
+
+/// Errors of this room.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The configuration is refused.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The files are refused.
+    #[error(transparent)]
+    Container(#[from] metaltail_container::Error),
+    /// The store refuses or failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A step failed.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The memory budget is refused; the sum is in the message.
+    #[error(transparent)]
+    Budget(#[from] metaltail_store::BudgetError),
+    /// A prompt has no ids.
+    #[error("the prompt is empty: there is nothing to continue")]
+    EmptyPrompt,
+    /// A prompt is longer than the context.
+    #[error("the prompt has {prompt} tokens, the context {context}: shorten the prompt or raise --context")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens that the context holds.
+        context: usize,
+    },
+    /// A context longer than the model was made for.
+    #[error("--context {asked} is longer than the model's {max}")]
+    ContextTooLong {
+        /// Tokens asked for.
+        asked: usize,
+        /// `max_position_embeddings`.
+        max: usize,
+    },
+    /// A position past the end of a sequence.
+    #[error("position {position} is past the end of a sequence of {len} tokens")]
+    PositionPastEnd {
+        /// Position asked for.
+        position: usize,
+        /// Tokens of the sequence.
+        len: usize,
+    },
+    /// A setting that cannot be.
+    #[error("{0}")]
+    Setting(String),
+}

@@ -1,0 +1,298 @@
+//! One stream of events in, all figures out.
+//!
+//! The store and the model report events; the session adds phases and steps. The run summary and
+//! every JSON record are drawn from the [`Figures`] gathered here, and from nothing else.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use metaltail_model::{ModelEvent, ModelObserver};
+use metaltail_store::{Observer, StoreEvent};
+
+/// What a step is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// Computing the prompt.
+    #[default]
+    Prefill,
+    /// Computing generated tokens.
+    Decode,
+}
+
+/// Receives every event as it happens (progress lines, the live map).
+pub trait Listener: Send + Sync {
+    /// Takes one event; called from loader threads too, so it must be quick.
+    fn on_event(&self, event: &Event<'_>);
+}
+
+/// All that is reported.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// From the expert store.
+    Store(&'a StoreEvent),
+    /// From the model.
+    Model(&'a ModelEvent),
+    /// A step ended.
+    Step {
+        /// Its phase.
+        phase: Phase,
+        /// Rows computed.
+        rows: usize,
+        /// How long it took.
+        took: Duration,
+    },
+    /// Something the user should read once.
+    Notice(&'a str),
+}
+
+/// Counts of one phase.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PhaseFigures {
+    /// Rows computed.
+    pub rows: u64,
+    /// Wall time of the phase, logits and sampling included.
+    pub seconds: f64,
+    /// Experts used, counted for each row.
+    pub selections: u64,
+    /// Look-ups of one distinct expert in a layer and step.
+    pub lookups: u64,
+    /// Look-ups answered from the cache.
+    pub cached: u64,
+    /// Look-ups that had to read.
+    pub misses: u64,
+    /// Time that computing stood still for a load.
+    pub felt_wait_seconds: f64,
+}
+
+/// Figures of input and output.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct IoFigures {
+    /// Bytes of completed expert reads.
+    pub bytes: u64,
+    /// Read calls.
+    pub reads: u64,
+    /// Time with at least one read under way.
+    pub busy_seconds: f64,
+    /// Integral of reads under way over time, in read-seconds.
+    pub depth_seconds: f64,
+}
+
+/// Everything gathered since the last reset.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// Prompt rows.
+    pub prefill: PhaseFigures,
+    /// Generated rows.
+    pub decode: PhaseFigures,
+    /// Reads.
+    pub io: IoFigures,
+    /// Experts that left the cache.
+    pub evictions: u64,
+    /// Checksums verified.
+    pub verified: u64,
+    /// Largest anonymous memory seen at a step's end, in bytes.
+    pub peak_anonymous: u64,
+    /// Notices, each once.
+    pub notices: Vec<String>,
+}
+
+/// Reads under way, integrated over time.
+#[derive(Debug)]
+struct DepthGauge {
+    depth: u32,
+    since: Instant,
+}
+
+impl DepthGauge {
+    fn change(&mut self, up: bool, io: &mut IoFigures) {
+        let now = Instant::now();
+        if self.depth > 0 {
+            let span = now.duration_since(self.since).as_secs_f64();
+            io.busy_seconds += span;
+            io.depth_seconds += span * f64::from(self.depth);
+        }
+        self.depth = if up { self.depth + 1 } else { self.depth.saturating_sub(1) };
+        self.since = now;
+    }
+}
+
+struct State {
+    phase: Phase,
+    since: Option<Instant>,
+    figures: Figures,
+    gauge: DepthGauge,
+}
+
+/// Gathers [`Figures`] from events and passes the events on.
+pub struct Telemetry {
+    state: Mutex<State>,
+    listeners: Vec<Arc<dyn Listener>>,
+}
+
+impl Telemetry {
+    /// Telemetry that also passes every event to `listeners`.
+    pub fn new(listeners: Vec<Arc<dyn Listener>>) -> Self {
+        let gauge = DepthGauge { depth: 0, since: Instant::now() };
+        let state = State { phase: Phase::Prefill, since: None, figures: Figures::default(), gauge };
+        Telemetry { state: Mutex::new(state), listeners }
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        // Figures stay usable after a panic elsewhere: they are plain numbers.
+        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn tell(&self, event: &Event<'_>) {
+        self.listeners.iter().for_each(|listener| listener.on_event(event));
+    }
+
+    /// A copy of what was gathered.
+    pub fn figures(&self) -> Figures {
+        self.with(|state| state.figures.clone())
+    }
+
+    /// Forgets all figures but the notices.
+    pub fn reset(&self) {
+        self.with(|state| {
+            let notices = std::mem::take(&mut state.figures.notices);
+            state.figures = Figures { notices, ..Figures::default() };
+        });
+    }
+
+    /// Says what the steps to come are for; its wall time counts from now.
+    pub(crate) fn begin(&self, phase: Phase) {
+        self.with(|state| {
+            state.close_phase();
+            state.phase = phase;
+            state.since = Some(Instant::now());
+        });
+    }
+
+    /// Nothing is computed from now on.
+    pub(crate) fn end(&self) {
+        self.with(State::close_phase);
+    }
+
+    pub(crate) fn step(&self, rows: usize, took: Duration, anonymous: Option<u64>) {
+        let phase = self.with(|state| {
+            let peak = &mut state.figures.peak_anonymous;
+            *peak = (*peak).max(anonymous.unwrap_or(0));
+            state.phase_figures().rows += rows as u64;
+            state.phase
+        });
+        self.tell(&Event::Step { phase, rows, took });
+    }
+
+    /// Reports something the user should read; repeated notices are dropped.
+    pub fn notice(&self, text: &str) {
+        let fresh = self.with(|state| {
+            let fresh = !state.figures.notices.iter().any(|known| known == text);
+            if fresh {
+                state.figures.notices.push(text.to_owned());
+            }
+            fresh
+        });
+        if fresh {
+            self.tell(&Event::Notice(text));
+        }
+    }
+}
+
+impl State {
+    fn close_phase(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.phase_figures().seconds += since.elapsed().as_secs_f64();
+        }
+    }
+
+    fn phase_figures(&mut self) -> &mut PhaseFigures {
+        match self.phase {
+            Phase::Prefill => &mut self.figures.prefill,
+            Phase::Decode => &mut self.figures.decode,
+        }
+    }
+
+    fn store(&mut self, event: &StoreEvent) {
+        match event {
+            StoreEvent::Lookup { lookups, cached, misses, .. } => {
+                let figures = self.phase_figures();
+                figures.lookups += u64::from(*lookups);
+                figures.cached += u64::from(*cached);
+                figures.misses += u64::from(*misses);
+            }
+            StoreEvent::Waited { felt, .. } => {
+                self.phase_figures().felt_wait_seconds += felt.as_secs_f64();
+            }
+            StoreEvent::ReadStarted { .. } => self.gauge.change(true, &mut self.figures.io),
+            StoreEvent::ReadFinished { bytes, calls, .. } => {
+                self.gauge.change(false, &mut self.figures.io);
+                self.figures.io.bytes += bytes;
+                self.figures.io.reads += u64::from(*calls);
+            }
+            StoreEvent::Evicted { .. } => self.figures.evictions += 1,
+            StoreEvent::Verified { .. } => self.figures.verified += 1,
+            _ => {}
+        }
+    }
+}
+
+impl Observer for Telemetry {
+    fn on(&self, event: &StoreEvent) {
+        self.with(|state| state.store(event));
+        self.tell(&Event::Store(event));
+        match event {
+            StoreEvent::Notice(text) => self.notice(text),
+            StoreEvent::Shrunk { bytes, min_cap, max_cap, .. } => self.notice(&format!(
+                "memory passed the budget: {} MiB of cached experts given back, cap is now {min_cap}–{max_cap}",
+                bytes >> 20
+            )),
+            _ => {}
+        }
+    }
+}
+
+impl ModelObserver for Telemetry {
+    fn on_model(&self, event: &ModelEvent) {
+        match event {
+            ModelEvent::Routed { selections, .. } => {
+                self.with(|state| state.phase_figures().selections += *selections as u64);
+            }
+            ModelEvent::RouterNotANumber { layer, .. } => self.notice(&format!(
+                "the router of layer {layer} gave scores that are not numbers: the weights or the input are damaged; the lowest expert ids were used with weight zero"
+            )),
+            _ => {}
+        }
+        self.tell(&Event::Model(event));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_go_to_the_phase_they_happened_in() {
+        let telemetry = Telemetry::new(Vec::new());
+        let lookup =
+            |cached, misses| StoreEvent::Lookup { layer: 1, lookups: cached + misses, cached, misses, joined: 0 };
+        telemetry.on(&lookup(3, 2));
+        telemetry.begin(Phase::Decode);
+        telemetry.on(&lookup(1, 0));
+        telemetry.step(1, Duration::from_millis(5), Some(7));
+        telemetry.step(1, Duration::from_millis(5), Some(3));
+        let figures = telemetry.figures();
+        assert_eq!((figures.prefill.lookups, figures.prefill.misses), (5, 2));
+        assert_eq!((figures.decode.lookups, figures.decode.rows), (1, 2));
+        assert_eq!(figures.peak_anonymous, 7);
+    }
+
+    #[test]
+    fn a_notice_is_kept_once_and_survives_a_reset() {
+        let telemetry = Telemetry::new(Vec::new());
+        telemetry.notice("read this");
+        telemetry.notice("read this");
+        telemetry.reset();
+        assert_eq!(telemetry.figures().notices, ["read this"]);
+    }
+}

@@ -1,0 +1,91 @@
+//! Every family against an independent implementation (`fixtures/README.md`).
+
+mod common;
+
+use common::{assert_greedy, exact, floats, greedy, ids, json, open, root};
+use metaltail_engine::score;
+use metaltail_model::{CancelFlag, MlaForm};
+
+/// Argmax where the oracle is sure, logits within 5e-4, NLL, greedy ids.
+fn agrees_with_the_oracle(family: &str, form: MlaForm) {
+    let dir = root().join("fixtures/oracles").join(family);
+    let oracle = json(&dir.join("oracle.json"));
+    let engine = common::open_form(&dir, &exact(), form);
+    let prompt = ids(&oracle["prompt"]);
+    let positions: Vec<usize> =
+        oracle["logits"].as_object().unwrap().keys().map(|key| key.parse().unwrap()).collect();
+    let score =
+        score(&engine, &[prompt], &positions, &CancelFlag::new(), &mut |_| {}).unwrap();
+
+    let margins = floats(&oracle["margin"]);
+    let wanted = ids(&oracle["argmax"]);
+    assert_eq!(score.argmax[0].len(), wanted.len());
+    for (i, margin) in margins.iter().enumerate() {
+        if *margin > 1e-3 {
+            assert_eq!(score.argmax[0][i], wanted[i], "{family}: position {i}, margin {margin}");
+        }
+    }
+    let mut worst = 0.0f32;
+    for (position, row) in &score.logits {
+        let wanted = floats(&oracle["logits"][position.to_string()]);
+        assert_eq!(row.len(), wanted.len());
+        for (a, b) in row.iter().zip(&wanted) {
+            worst = worst.max((a - b).abs());
+        }
+    }
+    assert!(worst < 5e-4, "{family}: logits differ by {worst}");
+    let nll = oracle["nll"].as_f64().unwrap();
+    assert!((score.nll.unwrap() - nll).abs() < 1e-4, "{family}: NLL {:?}, oracle {nll}", score.nll);
+
+    let continuation = &oracle["greedy"];
+    let wanted = ids(&continuation["ids"]);
+    let found = greedy(&engine, &ids(&continuation["prompt"]), wanted.len());
+    assert_greedy(&found, &wanted, &floats(&continuation["margin"]), 1e-3, family);
+}
+
+#[test]
+fn glm_moe_dsa_agrees_with_sparse_attention_active() {
+    agrees_with_the_oracle("glm_moe_dsa", MlaForm::Absorbed);
+}
+
+#[test]
+fn glm_moe_dsa_agrees_in_the_reconstructed_form() {
+    agrees_with_the_oracle("glm_moe_dsa", MlaForm::Reconstructed);
+}
+
+#[test]
+fn glm_moe_dsa_agrees_below_its_index_topk() {
+    agrees_with_the_oracle("glm_moe_dsa_dense_ctx", MlaForm::Absorbed);
+}
+
+#[test]
+fn deepseek_v3_agrees_with_groups_and_yarn() {
+    agrees_with_the_oracle("deepseek_v3", MlaForm::Absorbed);
+}
+
+#[test]
+fn deepseek_v3_agrees_without_query_compression() {
+    agrees_with_the_oracle("deepseek_v3_noqlora", MlaForm::Absorbed);
+}
+
+#[test]
+fn olmoe_agrees() {
+    agrees_with_the_oracle("olmoe", MlaForm::Absorbed);
+}
+
+#[test]
+fn qwen3_moe_agrees() {
+    agrees_with_the_oracle("qwen3_moe", MlaForm::Absorbed);
+}
+
+#[test]
+fn an_oracle_with_another_answer_is_noticed() {
+    // The comparison itself can fail: one token later, every other answer is wrong.
+    let dir = root().join("fixtures/oracles/glm_moe_dsa");
+    let oracle = json(&dir.join("oracle.json"));
+    let engine = open(&dir, &exact());
+    let mut prompt = ids(&oracle["prompt"]);
+    prompt.remove(0);
+    let score = score(&engine, &[prompt], &[], &CancelFlag::new(), &mut |_| {}).unwrap();
+    assert_ne!(score.argmax[0], ids(&oracle["argmax"])[..39]);
+}

@@ -1,0 +1,147 @@
+//! What an instruction set must offer: 16 lanes of `f32`, and 64 bytes of integer dot products.
+//!
+//! The loops that use it (`tiles`, `tiles_q8`, `transpose`) are written once; each instruction set
+//! compiles them inside a function that enables its features, into which everything is inlined.
+
+/// 16 lanes of `f32`.
+///
+/// # Safety
+/// The methods may be called only where the processor has the instruction set of the
+/// implementation; pointers must be readable (or writable) for the bytes that a method names, at
+/// any alignment.
+pub(crate) trait Simd: Copy {
+    /// All lanes +0.
+    unsafe fn zero() -> Self;
+    /// All lanes `value`.
+    unsafe fn splat(value: f32) -> Self;
+    /// 16 `f32` (64 bytes).
+    unsafe fn load_f32(p: *const u8) -> Self;
+    /// 16 `f16` (32 bytes).
+    unsafe fn load_f16(p: *const u8) -> Self;
+    /// 16 `bf16` (32 bytes).
+    unsafe fn load_bf16(p: *const u8) -> Self;
+    /// 16 signed bytes.
+    unsafe fn load_i8(p: *const u8) -> Self;
+    /// 16 nibbles, value + 8 (8 bytes).
+    unsafe fn load_i4(p: *const u8) -> Self;
+    /// 16 E4M3 codes.
+    unsafe fn load_fp8(p: *const u8) -> Self;
+    /// Writes 16 `f32` (64 bytes).
+    unsafe fn store(self, p: *mut u8);
+    /// self · b, lane by lane.
+    unsafe fn mul(self, b: Self) -> Self;
+    /// self · b + c with one rounding.
+    unsafe fn fma(self, b: Self, c: Self) -> Self;
+    /// [`Simd::fma`] in the first `lanes` lanes; the others keep c.
+    unsafe fn fma_first(self, b: Self, c: Self, lanes: usize) -> Self;
+    /// Four lanes each of four values.
+    unsafe fn quarters(values: [f32; 4]) -> Self;
+    /// Folds the lanes by halves.
+    unsafe fn reduce(self) -> f32;
+    /// Hints that the byte at `p`, any address, is wanted soon.
+    unsafe fn prefetch(p: *const u8);
+}
+
+/// 64 weights as bytes, ready for integer dot products in [`Simd`] lanes of four columns each.
+///
+/// # Safety
+/// As [`Simd`].
+pub(crate) trait Dot64: Simd {
+    /// 64 unsigned nibbles or 64 weights.
+    type Bytes: Copy;
+    /// 64 nibbles in column order, 0..=15 (32 bytes).
+    unsafe fn load_nibbles(p: *const u8) -> Self::Bytes;
+    /// 64 signed bytes.
+    unsafe fn load_bytes(p: *const u8) -> Self::Bytes;
+    /// Exact dot products of (nibble − 8) and 64 `i8`; `offsets`: −8 · Σx, 16 `i32`.
+    unsafe fn dot_nibbles(w: Self::Bytes, x: *const i8, offsets: *const i32) -> Self;
+    /// Exact dot products of 64 weights and 64 `i8`; `offsets` as above.
+    unsafe fn dot_bytes(w: Self::Bytes, x: *const i8, offsets: *const i32) -> Self;
+}
+
+/// How 16 columns of one format are read.
+pub(crate) trait Stored {
+    /// Bytes of 16 columns.
+    const BYTES: usize;
+    /// 16 stored numbers, before any scale.
+    ///
+    /// # Safety
+    /// As [`Simd`]; `p` is readable for [`Stored::BYTES`].
+    unsafe fn load<S: Simd>(p: *const u8) -> S;
+}
+
+/// One implementation of [`Stored`] for each encoding.
+macro_rules! stored {
+    ($($(#[$doc:meta])* $name:ident: $bytes:literal by $load:ident;)*) => {$(
+        $(#[$doc])*
+        pub(crate) struct $name;
+        impl Stored for $name {
+            const BYTES: usize = $bytes;
+            #[inline(always)]
+            unsafe fn load<S: Simd>(p: *const u8) -> S {
+                // SAFETY: the caller's promise is the one that this method asks for.
+                unsafe { S::$load(p) }
+            }
+        }
+    )*};
+}
+
+stored! {
+    /// binary32.
+    F32: 64 by load_f32;
+    /// binary16.
+    F16: 32 by load_f16;
+    /// bfloat16.
+    Bf16: 32 by load_bf16;
+    /// Signed bytes.
+    I8: 16 by load_i8;
+    /// Nibbles.
+    I4: 8 by load_i4;
+    /// E4M3.
+    Fp8: 16 by load_fp8;
+}
+
+/// The entry points of one instruction set: functions that enable its features and inline the
+/// shared loops for its lanes.
+///
+/// # Safety
+/// The processor must have the features; for the rest see the loops.
+macro_rules! entry_points {
+    ($lanes:ty, $features:literal) => {
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn matmul(job: &crate::job::FloatJob<'_>, rows: std::ops::Range<usize>) {
+            // SAFETY: this function's features are those of the lanes; rows are checked by the caller.
+            unsafe { crate::tiles::matmul::<$lanes>(job, rows) }
+        }
+
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn matmul_q8(job: &crate::job::Q8Job<'_>, rows: std::ops::Range<usize>) {
+            // SAFETY: as above.
+            unsafe { crate::tiles_q8::matmul::<$lanes>(job, rows) }
+        }
+
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn matmul_t(
+            m: metaltail_quant::MatrixRef<'_>,
+            rows: std::ops::Range<usize>,
+            x: &[f32],
+            out: &mut [f32],
+        ) {
+            // SAFETY: as above.
+            unsafe { crate::transpose::matmul_t::<$lanes>(m, rows, x, out) }
+        }
+
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
+            // SAFETY: as above.
+            unsafe { crate::tiles::dot::<$lanes>(a, b) }
+        }
+
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn axpy(alpha: f32, x: &[f32], out: &mut [f32]) {
+            // SAFETY: as above.
+            unsafe { crate::tiles::axpy::<$lanes>(alpha, x, out) }
+        }
+    };
+}
+pub(crate) use entry_points;

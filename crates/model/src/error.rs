@@ -1,0 +1,43 @@
+//! Why a model could not be loaded or a step not be computed.
+
+use metaltail_kernels::ComputeError;
+use metaltail_quant::LayoutError;
+use metaltail_store::StoreError;
+use thiserror::Error;
+
+use crate::config::ConfigError;
+
+/// Errors of this room.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The configuration is refused.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The files are refused.
+    #[error(transparent)]
+    Container(#[from] metaltail_container::Error),
+    /// An expert could not be had.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// An expert could not be computed.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    /// A matrix has another size than its layout.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A token id that the vocabulary does not have.
+    #[error("token id {id} is outside the vocabulary of {vocab}")]
+    TokenOutOfRange {
+        /// The id.
+        id: u32,
+        /// Vocabulary size.
+        vocab: usize,
+    },
+    /// The step was asked to end.
+    #[error("cancelled")]
+    Cancelled,
+    /// A draft was asked for, but there is no draft layer.
+    #[error("this model was loaded without a draft layer")]
+    NoDraft,
+}

@@ -1,0 +1,114 @@
+//! One function a family: configuration to plan. A new family is a new row here.
+
+mod deepseek;
+mod glm;
+mod gqa;
+
+use serde_json::Value;
+
+use crate::config::{ConfigError, ConfigReader};
+use crate::plan::{LayerPlan, Plan};
+
+/// A family that this version runs.
+pub struct Family {
+    /// `model_type` in `config.json`.
+    pub name: &'static str,
+    plan: fn(&ConfigReader<'_>) -> Result<Plan, ConfigError>,
+}
+
+/// All families, in alphabetical order.
+pub const FAMILIES: &[Family] = &[
+    Family { name: "deepseek_v3", plan: deepseek::plan },
+    Family { name: "glm_moe_dsa", plan: glm::plan },
+    Family { name: "olmoe", plan: gqa::olmoe },
+    Family { name: "qwen3_moe", plan: gqa::qwen3_moe },
+];
+
+impl Plan {
+    /// The plan of a configuration, every dimension checked.
+    ///
+    /// # Errors
+    /// Unknown family, missing or ill-typed keys, dimensions outside what real models have,
+    /// features that this version does not compute: each is named.
+    pub fn from_config(config: &Value) -> Result<Plan, ConfigError> {
+        let reader = ConfigReader::new(config)?;
+        let family = FAMILIES.iter().find(|family| family.name == reader.family());
+        let family = family.ok_or_else(|| ConfigError::Family {
+            found: reader.family().to_owned(),
+            supported: FAMILIES.iter().map(|f| f.name).collect::<Vec<_>>().join(", "),
+        })?;
+        (family.plan)(&reader)
+    }
+}
+
+/// Keys that every family shares.
+struct Common {
+    hidden: usize,
+    vocab: usize,
+    max_context: usize,
+    norm_eps: f32,
+    tied_head: bool,
+    layers: usize,
+}
+
+impl Common {
+    fn read(config: &ConfigReader<'_>) -> Result<Common, ConfigError> {
+        let activation = config.get("hidden_act").and_then(Value::as_str).unwrap_or("silu");
+        config.refuse_unless(activation == "silu", format!("hidden_act {activation:?}"))?;
+        for key in ["attention_bias", "mlp_bias"] {
+            config.refuse_unless(!config.flag_or(key, false)?, format!("{key} true"))?;
+        }
+        let eps = config.number_or("rms_norm_eps", 1e-5)?;
+        config.refuse_unless((0.0..1.0).contains(&eps), format!("rms_norm_eps {eps}"))?;
+        Ok(Common {
+            hidden: config.size("hidden_size", 1..=65_536)?,
+            vocab: config.size("vocab_size", 1..=4_194_304)?,
+            max_context: config.size_or("max_position_embeddings", 4096, 1..=1 << 28)?,
+            norm_eps: eps as f32,
+            tied_head: config.flag_or("tie_word_embeddings", false)?,
+            layers: config.size("num_hidden_layers", 1..=128)?,
+        })
+    }
+
+    fn plan(self, family: &str, layers: Vec<LayerPlan>, draft: Option<LayerPlan>) -> Plan {
+        Plan {
+            family: family.to_owned(),
+            hidden: self.hidden,
+            vocab: self.vocab,
+            max_context: self.max_context,
+            norm_eps: self.norm_eps,
+            tied_head: self.tied_head,
+            layers,
+            draft,
+        }
+    }
+}
+
+/// Whether each layer has routed experts: `mlp_layer_types` where given, else all layers from
+/// `first_k_dense_replace` on.
+fn sparse_layers(config: &ConfigReader<'_>, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    if let Some(kinds) = config.texts("mlp_layer_types")? {
+        if kinds.len() < layers {
+            return Err(ConfigError::Inconsistent(format!(
+                "`mlp_layer_types` has {} entries for {layers} layers",
+                kinds.len()
+            )));
+        }
+        return kinds[..layers]
+            .iter()
+            .map(|kind| match *kind {
+                "sparse" => Ok(true),
+                "dense" => Ok(false),
+                other => Err(ConfigError::Unsupported {
+                    what: format!("mlp_layer_types {other:?}"),
+                    family: config.family().to_owned(),
+                }),
+            })
+            .collect();
+    }
+    let dense = config.size_or("first_k_dense_replace", 0, 0..=layers)?;
+    Ok((0..layers).map(|layer| layer >= dense).collect())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! Mixture of experts: route, fetch each distinct expert once, compute, add in a fixed order.
+
+use metaltail_container::{ExpertPlace, PartPlace};
+use metaltail_kernels::{Completion, ExpertTask, ExpertWeights};
+use metaltail_quant::MatrixRef;
+use metaltail_store::Lease;
+
+use crate::error::ModelError;
+use crate::ffn::dense::SwiGlu;
+use crate::ffn::router::{self, Choice};
+use crate::ffn::{Experts, FeedForward};
+use crate::linear::Linear;
+use crate::load::Loader;
+use crate::observer::ModelEvent;
+use crate::plan::MoePlan;
+use crate::step::StepContext;
+
+/// Where gate, up and down lie in the runs of each expert of a layer.
+pub(crate) type ExpertParts = Vec<[PartPlace; 3]>;
+
+/// The routed part of a layer; its experts' weights live in the store.
+pub(super) struct Moe {
+    plan: MoePlan,
+    layer: u32,
+    hidden: usize,
+    router: Linear,
+    bias: Option<Vec<f32>>,
+    shared: Option<SwiGlu>,
+    parts: ExpertParts,
+}
+
+impl Moe {
+    pub(super) fn load(
+        plan: &MoePlan,
+        layer: u32,
+        hidden: usize,
+        prefix: &str,
+        parts: ExpertParts,
+        loader: &Loader<'_>,
+    ) -> Result<Self, ModelError> {
+        let bias = match plan.router.correction_bias {
+            true => Some(loader.floats(&format!("{prefix}mlp.gate.e_score_correction_bias"))?),
+            false => None,
+        };
+        let shared = match plan.shared_width {
+            Some(_) => Some(SwiGlu::load(&format!("{prefix}mlp.shared_experts"), loader)?),
+            None => None,
+        };
+        let router = Linear::load_f32(&format!("{prefix}mlp.gate.weight"), plan.experts, loader)?;
+        Ok(Moe { plan: plan.clone(), layer, hidden, router, bias, shared, parts })
+    }
+
+    /// Experts of every row, and one event that accounts for all of them.
+    fn route(&self, cx: &StepContext<'_, '_>, h: &[f32]) -> Vec<Choice> {
+        let n = cx.rows.len();
+        let logits = self.router.forward(cx.kernels, cx.pool, h, n);
+        let mut broken_rows = 0;
+        let choices: Vec<Choice> = logits
+            .chunks(self.plan.experts)
+            .map(|logits| {
+                let bias = self.bias.as_deref();
+                let (choice, broken) =
+                    router::choose(&self.plan.router, self.plan.top_k, logits, bias);
+                broken_rows += usize::from(broken);
+                choice
+            })
+            .collect();
+        if broken_rows > 0 {
+            let (layer, rows) = (self.layer, broken_rows);
+            cx.observer.on_model(&ModelEvent::RouterNotANumber { layer, rows });
+        }
+        choices
+    }
+
+    /// The expert's matrices inside a lease.
+    fn weights<'l>(&self, expert: u32, lease: &'l Lease) -> Result<ExpertWeights<'l>, ModelError> {
+        let [gate, up, down] = &self.parts[expert as usize];
+        Ok(ExpertWeights {
+            gate: matrix(gate, lease)?,
+            up: matrix(up, lease)?,
+            down: matrix(down, lease)?,
+        })
+    }
+
+    /// Computes all distinct experts; hits first, misses as they land.
+    fn compute(
+        &self,
+        experts: &mut Experts<'_>,
+        union: &Union,
+        mut between: impl FnMut(),
+    ) -> Result<(), ModelError> {
+        let mut fetch = experts.store.fetch(self.layer, &union.experts)?;
+        let mut held: Vec<Lease> = Vec::new();
+        let mut first = true;
+        while let Some(batch) = fetch.next_batch()? {
+            let tasks = batch
+                .iter()
+                .map(|(index, lease)| {
+                    let weights = self.weights(union.experts[*index], lease)?;
+                    Ok(ExpertTask { weights, pairs: &union.pairs[*index] })
+                })
+                .collect::<Result<Vec<_>, ModelError>>()?;
+            match experts.compute.submit(&tasks)? {
+                Completion::Done => {}
+                Completion::InFlight => held.extend(batch.into_iter().map(|(_, lease)| lease)),
+            }
+            if std::mem::take(&mut first) {
+                between();
+            }
+        }
+        drop(held);
+        Ok(())
+    }
+}
+
+fn matrix<'l>(place: &PartPlace, lease: &'l Lease) -> Result<MatrixRef<'l>, ModelError> {
+    let bytes = |at: metaltail_container::RunOffset, len: usize| {
+        let run = lease.run(at.run as usize);
+        let start = at.offset as usize;
+        &run[start..start + len]
+    };
+    let layout = place.layout;
+    let weights = bytes(place.weights, layout.weight_bytes());
+    let scales = place.scales.map_or(&[][..], |at| bytes(at, layout.scale_bytes()));
+    Ok(MatrixRef::new(layout, weights, scales)?)
+}
+
+/// Distinct experts of a step, ascending, each with its (row, output row) pairs.
+struct Union {
+    experts: Vec<u32>,
+    pairs: Vec<Vec<(u32, u32)>>,
+}
+
+impl Union {
+    /// Output row of the `rank`-th expert of row `r` is `r · top_k + rank`.
+    fn of(choices: &[Choice], experts: usize, top_k: usize) -> Union {
+        let mut by_expert: Vec<Vec<(u32, u32)>> = vec![Vec::new(); experts];
+        for (r, choice) in choices.iter().enumerate() {
+            for (rank, (expert, _)) in choice.iter().enumerate() {
+                by_expert[*expert as usize].push((r as u32, (r * top_k + rank) as u32));
+            }
+        }
+        let (experts, pairs) = by_expert
+            .into_iter()
+            .enumerate()
+            .filter(|(_, pairs)| !pairs.is_empty())
+            .map(|(expert, pairs)| (expert as u32, pairs))
+            .unzip();
+        Union { experts, pairs }
+    }
+}
+
+impl FeedForward for Moe {
+    fn forward(
+        &self,
+        cx: &StepContext<'_, '_>,
+        experts: &mut Experts<'_>,
+        h: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), ModelError> {
+        let choices = self.route(cx, h);
+        let union = Union::of(&choices, self.plan.experts, self.plan.top_k);
+        cx.observer.on_model(&ModelEvent::Routed {
+            layer: self.layer,
+            rows: choices.len(),
+            selections: choices.iter().map(Vec::len).sum(),
+            distinct: union.experts.len(),
+        });
+        experts.compute.begin(h, self.hidden, choices.len() * self.plan.top_k)?;
+        // The shared expert is computed while the misses load.
+        let mut shared = None;
+        self.compute(experts, &union, || {
+            shared = self.shared.as_ref().map(|shared| shared.compute(cx, h));
+        })?;
+        let products = experts.compute.finish()?;
+        for (r, (choice, out)) in choices.iter().zip(out.chunks_mut(self.hidden)).enumerate() {
+            out.fill(0.0);
+            for (rank, (_, weight)) in choice.iter().enumerate() {
+                let start = (r * self.plan.top_k + rank) * self.hidden;
+                cx.kernels.axpy(*weight, &products[start..start + self.hidden], out);
+            }
+            if let Some(shared) = &shared {
+                cx.kernels.axpy(1.0, &shared[r * self.hidden..(r + 1) * self.hidden], out);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parts of every expert of a layer, in the order of their ids.
+pub(crate) fn parts_of(places: &[ExpertPlace]) -> ExpertParts {
+    places.iter().map(|place| place.parts).collect()
+}

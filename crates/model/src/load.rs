@@ -1,0 +1,48 @@
+//! Dense tensors from a checkpoint into memory.
+
+use std::collections::HashMap;
+
+use metaltail_container::{Checkpoint, Inventory, TensorSpec};
+use metaltail_quant::OwnedMatrix;
+
+use crate::error::ModelError;
+
+/// Reads tensors by canonical name; shapes come from the inventory.
+pub(crate) struct Loader<'a> {
+    checkpoint: &'a Checkpoint,
+    specs: HashMap<&'a str, &'a TensorSpec>,
+    progress: &'a dyn Fn(u64),
+}
+
+impl<'a> Loader<'a> {
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint,
+        inventory: &'a Inventory,
+        progress: &'a dyn Fn(u64),
+    ) -> Self {
+        let specs = inventory.tensors.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+        Loader { checkpoint, specs, progress }
+    }
+
+    fn spec(&self, name: &str) -> Result<&'a TensorSpec, ModelError> {
+        self.specs.get(name).copied().ok_or_else(|| {
+            // A name that the plan's parts ask for but its inventory lacks.
+            crate::config::ConfigError::Inconsistent(format!("the plan has no tensor {name}"))
+                .into()
+        })
+    }
+
+    /// A matrix in its stored format.
+    pub(crate) fn matrix(&self, name: &str) -> Result<OwnedMatrix, ModelError> {
+        let matrix = self.checkpoint.read_matrix(self.spec(name)?)?;
+        (self.progress)(matrix.layout().bytes() as u64);
+        Ok(matrix)
+    }
+
+    /// A vector, or a matrix that is always computed in f32, widened.
+    pub(crate) fn floats(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let values = self.checkpoint.read_f32(self.spec(name)?)?;
+        (self.progress)(values.len() as u64 * 4);
+        Ok(values)
+    }
+}

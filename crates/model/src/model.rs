@@ -1,0 +1,292 @@
+//! A loaded model and its forward pass.
+
+use std::sync::Arc;
+
+use metaltail_container::{Checkpoint, ExpertPlace, Inventory};
+use metaltail_kernels::{Kernels, Pool, rms_norm};
+use metaltail_quant::dequantize_row;
+use metaltail_store::LayerExperts;
+
+use crate::attention::{self, Attention};
+use crate::error::ModelError;
+use crate::ffn::{self, Experts, FeedForward};
+use crate::kv::KvCache;
+use crate::linear::Linear;
+use crate::load::Loader;
+use crate::observer::ModelObserver;
+use crate::plan::{LayerPlan, Plan};
+use crate::step::{CancelFlag, Row, Selection, StepContext};
+
+/// One decoder layer with its resident weights.
+struct Layer {
+    attention_norm: Vec<f32>,
+    attention: Box<dyn Attention>,
+    ffn_norm: Vec<f32>,
+    ffn: Box<dyn FeedForward>,
+}
+
+/// The draft layer: joins the next token's embedding with the hidden state, then one more layer.
+struct Draft {
+    embedding_norm: Vec<f32>,
+    hidden_norm: Vec<f32>,
+    join: Linear,
+    layer: Layer,
+    final_norm: Vec<f32>,
+}
+
+/// A model whose dense weights are in memory. Experts are fetched from a store at each step.
+pub struct Model {
+    plan: Plan,
+    kernels: Kernels,
+    pool: Arc<Pool>,
+    embedding: Linear,
+    layers: Vec<Layer>,
+    final_norm: Vec<f32>,
+    head: Option<Linear>,
+    draft: Option<Draft>,
+}
+
+/// How a model is loaded.
+pub struct LoadOptions<'a> {
+    /// Instruction set to compute with.
+    pub kernels: Kernels,
+    /// Threads to compute with.
+    pub pool: Arc<Pool>,
+    /// Whether to load the draft layer, where there is a complete one.
+    pub draft: bool,
+    /// Called with the bytes of each tensor as it is loaded.
+    pub progress: &'a dyn Fn(u64),
+}
+
+/// Where every routed expert lies, a layer at a time: what an expert store is opened with.
+///
+/// # Errors
+/// Experts that are missing or have another size than the plan says.
+pub fn expert_places(
+    checkpoint: &Checkpoint,
+    inventory: &Inventory,
+    draft: bool,
+) -> Result<Vec<LayerExperts>, ModelError> {
+    let layers = inventory.experts.iter().filter(|spec| draft || !spec.draft);
+    layers
+        .map(|spec| {
+            let experts: Result<Vec<ExpertPlace>, _> =
+                (0..spec.count).map(|expert| checkpoint.expert(spec, expert)).collect();
+            Ok(LayerExperts { layer: spec.layer, experts: experts? })
+        })
+        .collect()
+}
+
+/// Applies one norm to every row.
+fn norm_rows(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    for (row, out) in x.chunks(weight.len()).zip(out.chunks_mut(weight.len())) {
+        rms_norm(row, weight, eps, out);
+    }
+    out
+}
+
+impl Layer {
+    fn load(
+        plan: &LayerPlan,
+        index: u32,
+        hidden: usize,
+        experts: &[LayerExperts],
+        loader: &Loader<'_>,
+    ) -> Result<Layer, ModelError> {
+        let prefix = format!("model.layers.{index}.");
+        let places = experts.iter().find(|layer| layer.layer == index);
+        let parts = places.map(|layer| ffn::parts_of(&layer.experts));
+        Ok(Layer {
+            attention_norm: loader.floats(&format!("{prefix}input_layernorm.weight"))?,
+            attention: attention::load(&plan.attention, &prefix, loader)?,
+            ffn_norm: loader.floats(&format!("{prefix}post_attention_layernorm.weight"))?,
+            ffn: ffn::load(&plan.ffn, index, hidden, &prefix, parts, loader)?,
+        })
+    }
+
+    /// `x ← x + Attn(norm(x)); x ← x + FFN(norm(x))` for all rows.
+    fn forward(
+        &self,
+        cx: &mut StepContext<'_, '_>,
+        experts: &mut Experts<'_>,
+        slot: usize,
+        eps: f32,
+        x: &mut [f32],
+    ) -> Result<(), ModelError> {
+        let mut out = vec![0.0; x.len()];
+        let normed = norm_rows(x, &self.attention_norm, eps);
+        self.attention.forward(cx, slot, &normed, &mut out)?;
+        x.iter_mut().zip(&out).for_each(|(x, out)| *x += out);
+        let normed = norm_rows(x, &self.ffn_norm, eps);
+        self.ffn.forward(cx, experts, &normed, &mut out)?;
+        x.iter_mut().zip(&out).for_each(|(x, out)| *x += out);
+        Ok(())
+    }
+}
+
+impl Model {
+    /// Loads the dense weights of a plan; `experts` are the places the store was opened with.
+    ///
+    /// # Errors
+    /// Tensors that are missing, ill-sized or unreadable.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        plan: Plan,
+        experts: &[LayerExperts],
+        options: &LoadOptions<'_>,
+    ) -> Result<Model, ModelError> {
+        let inventory = plan.inventory();
+        let loader = Loader::new(checkpoint, &inventory, options.progress);
+        let layer = |(index, layer): (usize, &LayerPlan)| {
+            Layer::load(layer, index as u32, plan.hidden, experts, &loader)
+        };
+        let layers = plan.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
+        let draft = match &plan.draft {
+            Some(draft) if options.draft => Some(Draft::load(draft, &plan, experts, &loader)?),
+            _ => None,
+        };
+        let head = match plan.tied_head {
+            true => None,
+            false => Some(Linear::load("lm_head.weight", &loader)?),
+        };
+        Ok(Model {
+            kernels: options.kernels,
+            pool: options.pool.clone(),
+            embedding: Linear::load("model.embed_tokens.weight", &loader)?,
+            final_norm: loader.floats("model.norm.weight")?,
+            layers,
+            head,
+            draft,
+            plan,
+        })
+    }
+
+    /// The plan it was loaded from.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether the draft layer was loaded.
+    pub fn has_draft(&self) -> bool {
+        self.draft.is_some()
+    }
+
+    /// Computes one step: rows of one or more sequences, positions of each ascending and next
+    /// after what its cache holds. Returns hidden states after the final norm, rows × hidden.
+    ///
+    /// # Errors
+    /// Ids outside the vocabulary, experts that cannot be had, cancellation. After an error the
+    /// caches have the lengths that they had before.
+    pub fn forward(
+        &self,
+        rows: &[Row],
+        caches: &mut [&mut KvCache],
+        experts: &mut Experts<'_>,
+        observer: &dyn ModelObserver,
+        cancel: &CancelFlag,
+    ) -> Result<Vec<f32>, ModelError> {
+        let mut x = vec![0.0; rows.len() * self.plan.hidden];
+        for (row, x) in rows.iter().zip(x.chunks_mut(self.plan.hidden)) {
+            self.embed(row.token, x)?;
+        }
+        let mut cx = self.context(rows, caches, observer);
+        for (slot, layer) in self.layers.iter().enumerate() {
+            cancel.check()?;
+            layer.forward(&mut cx, experts, slot, self.plan.norm_eps, &mut x)?;
+        }
+        commit(rows, caches);
+        Ok(norm_rows(&x, &self.final_norm, self.plan.norm_eps))
+    }
+
+    /// One draft step: row `i` holds the token after the one whose final-normed hidden state is
+    /// row `i` of `hidden`; `caches` belong to the draft layer. Returns hidden states for
+    /// [`Model::logits`], rows × hidden.
+    ///
+    /// # Errors
+    /// As [`Model::forward`]; [`ModelError::NoDraft`] if the draft layer was not loaded.
+    pub fn draft_forward(
+        &self,
+        rows: &[Row],
+        hidden: &[f32],
+        caches: &mut [&mut KvCache],
+        experts: &mut Experts<'_>,
+        observer: &dyn ModelObserver,
+    ) -> Result<Vec<f32>, ModelError> {
+        let draft = self.draft.as_ref().ok_or(ModelError::NoDraft)?;
+        let width = self.plan.hidden;
+        let eps = self.plan.norm_eps;
+        let mut joined = vec![0.0; rows.len() * 2 * width];
+        for ((row, hidden), out) in
+            rows.iter().zip(hidden.chunks(width)).zip(joined.chunks_mut(2 * width))
+        {
+            let mut embedded = vec![0.0; width];
+            self.embed(row.token, &mut embedded)?;
+            let (first, second) = out.split_at_mut(width);
+            rms_norm(&embedded, &draft.embedding_norm, eps, first);
+            rms_norm(hidden, &draft.hidden_norm, eps, second);
+        }
+        let mut x = draft.join.forward(self.kernels, &self.pool, &joined, rows.len());
+        let mut cx = self.context(rows, caches, observer);
+        draft.layer.forward(&mut cx, experts, 0, eps, &mut x)?;
+        commit(rows, caches);
+        Ok(norm_rows(&x, &draft.final_norm, eps))
+    }
+
+    /// Logits of hidden states: `n × vocabulary`.
+    pub fn logits(&self, hidden: &[f32]) -> Vec<f32> {
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        head.forward(self.kernels, &self.pool, hidden, hidden.len() / self.plan.hidden)
+    }
+
+    fn embed(&self, token: u32, out: &mut [f32]) -> Result<(), ModelError> {
+        let vocab = self.plan.vocab;
+        if token as usize >= vocab {
+            return Err(ModelError::TokenOutOfRange { id: token, vocab });
+        }
+        dequantize_row(self.embedding.view(), token as usize, out);
+        Ok(())
+    }
+
+    fn context<'a, 'k>(
+        &'a self,
+        rows: &'a [Row],
+        caches: &'a mut [&'k mut KvCache],
+        observer: &'a dyn ModelObserver,
+    ) -> StepContext<'a, 'k> {
+        StepContext {
+            rows,
+            caches,
+            selections: vec![Selection::All; rows.len()],
+            pool: &self.pool,
+            kernels: self.kernels,
+            observer,
+        }
+    }
+}
+
+impl Draft {
+    fn load(
+        draft: &LayerPlan,
+        plan: &Plan,
+        experts: &[LayerExperts],
+        loader: &Loader<'_>,
+    ) -> Result<Draft, ModelError> {
+        let index = plan.layers.len() as u32;
+        let floats = |name: &str| loader.floats(&format!("model.layers.{index}.{name}.weight"));
+        Ok(Draft {
+            embedding_norm: floats("enorm")?,
+            hidden_norm: floats("hnorm")?,
+            join: Linear::load(&format!("model.layers.{index}.eh_proj.weight"), loader)?,
+            layer: Layer::load(draft, index, plan.hidden, experts, loader)?,
+            final_norm: floats("shared_head.norm")?,
+        })
+    }
+}
+
+/// The rows are part of their sequences from now on.
+fn commit(rows: &[Row], caches: &mut [&mut KvCache]) {
+    for row in rows {
+        caches[row.sequence].commit(row.position as usize + 1);
+    }
+}

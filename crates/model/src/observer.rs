@@ -1,0 +1,39 @@
+//! What the model tells those above it.
+
+/// Something that happened inside a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ModelEvent {
+    /// A sparse layer chose experts.
+    Routed {
+        /// Layer index.
+        layer: u32,
+        /// Rows of the step.
+        rows: usize,
+        /// Experts chosen, counted for each row: rows × top-k.
+        selections: usize,
+        /// Distinct experts among them.
+        distinct: usize,
+    },
+    /// Router scores were not numbers; the lowest expert ids were taken with weight zero.
+    RouterNotANumber {
+        /// Layer index.
+        layer: u32,
+        /// Rows with such scores.
+        rows: usize,
+    },
+}
+
+/// Receives [`ModelEvent`]s; called on the thread that runs the step.
+pub trait ModelObserver: Send + Sync {
+    /// Takes one event.
+    fn on_model(&self, event: &ModelEvent);
+}
+
+/// Ignores everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl ModelObserver for Silent {
+    fn on_model(&self, _event: &ModelEvent) {}
+}

@@ -1,0 +1,140 @@
+//! Text on both sides of the ids: tokenizer, chat template, incremental decoding, stop ids.
+//!
+//! Everything here reads files that came with a model, so everything here is hostile input: sizes
+//! are bounded before reading, templates run on fuel, and a bad file is an error that names it.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+mod detokenizer;
+mod stops;
+mod template;
+mod tokenizer;
+
+pub use detokenizer::Detokenizer;
+pub use stops::StopIds;
+pub use template::{ChatTemplate, message};
+pub use tokenizer::{Tokenizer, check_ids};
+
+/// What can go wrong between text and ids.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// A file of the model could not be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file is larger than any honest file of its kind.
+    #[error(
+        "{} is larger than {limit} bytes, the most that is accepted for this file; check that it is \
+         what its name says", path.display()
+    )]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The largest size accepted, in bytes.
+        limit: u64,
+    },
+    /// A file is not what its name says.
+    #[error("{} is not valid: {reason}; fetch the file again from the model's source", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What was wrong, in words.
+        reason: String,
+    },
+    /// The tokenizer failed on an input.
+    #[error("the tokenizer could not {action}: {reason}")]
+    Tokenizer {
+        /// `encode` or `decode`, with its object.
+        action: &'static str,
+        /// What the tokenizer said.
+        reason: String,
+    },
+    /// An id that the vocabulary does not have.
+    #[error(
+        "id {id} at position {position} is outside the vocabulary of {vocab_size} ids; ids from \
+         another model's tokenizer cannot be used"
+    )]
+    IdOutOfRange {
+        /// The id.
+        id: u32,
+        /// Its place in the list, from 0.
+        position: usize,
+        /// Ids 0 to `vocab_size - 1` are valid.
+        vocab_size: usize,
+    },
+    /// The chat template does not parse.
+    #[error("the chat template in {} does not parse: {reason}", path.display())]
+    TemplateSyntax {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// The parser's message, with the line.
+        reason: String,
+    },
+    /// The chat template failed while it rendered.
+    #[error("the chat template in {} failed: {reason}; `--raw` goes without a template", path.display())]
+    TemplateRender {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// The message, with the line.
+        reason: String,
+    },
+    /// The chat template refused the conversation (`raise_exception`).
+    #[error("the chat template refuses this conversation: {message}")]
+    TemplateRefused {
+        /// The template's own words.
+        message: String,
+    },
+    /// An end-of-text id of a configuration is not an id.
+    #[error("`eos_token_id` of {file} must be an id or a list of ids, got {got}")]
+    BadStopId {
+        /// `config.json` or `generation_config.json`.
+        file: &'static str,
+        /// The value found, as JSON.
+        got: String,
+    },
+}
+
+/// Reads a file of at most `limit` bytes; `Ok(None)` when it does not exist.
+fn read_limited(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
+    let fail = |source| TextError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+    };
+    // One byte more than allowed is asked for, so that the length comes from what was read and not
+    // from metadata, which a pipe or a growing file does not have.
+    let mut bytes = Vec::new();
+    let read = file
+        .take(limit.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(fail)?;
+    if read as u64 > limit {
+        return Err(TextError::TooLarge {
+            path: path.to_owned(),
+            limit,
+        });
+    }
+    Ok(Some(bytes))
+}
+
+/// The demo model's directory, or `None` (and a line that says so) where it is absent.
+#[cfg(test)]
+fn demo_model() -> Option<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models/hummingbird-56m");
+    if dir.join("tokenizer.json").exists() {
+        return Some(dir);
+    }
+    println!("SKIPPED: ../shared is absent");
+    None
+}

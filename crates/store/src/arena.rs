@@ -1,0 +1,307 @@
+//! Memory for slots: few large anonymous mappings, and the only raw pointers of the store.
+//!
+//! Every slot carries one atomic word: `writing | generation | readers`. A slot is handed out either
+//! to one writer or to readers of one generation, so overwriting what someone reads is impossible
+//! whatever the slot table believes; the table only decides which slot to ask for.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
+
+use crate::error::StoreError;
+
+/// Alignment of every slot and granule of direct reads, in bytes.
+pub const PAGE: u64 = 4096;
+
+const GIB: u64 = 1 << 30;
+const MIN_CHUNK_SLOTS: u64 = 8;
+
+const READERS: u64 = (1 << 24) - 1;
+const GENERATION_ONE: u64 = 1 << 24;
+const WRITING: u64 = 1 << 63;
+const GENERATION: u64 = !(READERS | WRITING);
+
+struct Cell {
+    chunk: u32,
+    offset: usize,
+    state: AtomicU64,
+}
+
+struct Chunk {
+    map: MmapRaw,
+    slot_bytes: usize,
+}
+
+/// All slots. Numbers run through the size classes in the order given.
+pub(crate) struct Arena {
+    chunks: Vec<Chunk>,
+    cells: Vec<Cell>,
+}
+
+/// Slots a chunk of a class holds: min(1 GiB, total/16) bytes, but at least 8 slots.
+fn chunk_slots(slot_bytes: u64, total: u64) -> u64 {
+    (GIB.min(total / 16) / slot_bytes.max(1)).max(MIN_CHUNK_SLOTS)
+}
+
+impl Arena {
+    /// Maps `(slot bytes, slots)` of each class. Slot bytes must be multiples of [`PAGE`].
+    /// Memory is reserved only; pages come into being when a loader writes them.
+    pub(crate) fn new(classes: &[(usize, usize)]) -> Result<Arena, StoreError> {
+        let total = classes.iter().try_fold(0u64, |sum, &(bytes, count)| {
+            (bytes as u64)
+                .checked_mul(count as u64)
+                .and_then(|b| sum.checked_add(b))
+        });
+        let total =
+            total.ok_or_else(|| StoreError::Config("expert slots exceed 2^64 bytes".into()))?;
+        let mut arena = Arena {
+            chunks: Vec::new(),
+            cells: Vec::new(),
+        };
+        for &(slot_bytes, count) in classes {
+            if slot_bytes == 0 || !(slot_bytes as u64).is_multiple_of(PAGE) {
+                return Err(StoreError::Internal(format!(
+                    "a slot of {slot_bytes} bytes is not whole pages"
+                )));
+            }
+            let per_chunk =
+                usize::try_from(chunk_slots(slot_bytes as u64, total)).unwrap_or(usize::MAX);
+            let mut left = count;
+            while left > 0 {
+                let slots = left.min(per_chunk);
+                arena.add_chunk(slot_bytes, slots)?;
+                left -= slots;
+            }
+        }
+        Ok(arena)
+    }
+
+    fn add_chunk(&mut self, slot_bytes: usize, slots: usize) -> Result<(), StoreError> {
+        let too_big = || {
+            StoreError::Config(format!(
+                "{slots} slots of {slot_bytes} bytes do not fit an address space"
+            ))
+        };
+        let len = slot_bytes.checked_mul(slots).ok_or_else(too_big)?;
+        let map = MmapOptions::new()
+            .len(len)
+            .no_reserve_swap()
+            .map_anon()
+            .map_err(|e| StoreError::Map {
+                bytes: len as u64,
+                source: Arc::new(e),
+            })?;
+        let chunk = u32::try_from(self.chunks.len()).map_err(|_| too_big())?;
+        self.chunks.push(Chunk {
+            map: MmapRaw::from(map),
+            slot_bytes,
+        });
+        let cell = |index| Cell {
+            chunk,
+            offset: index * slot_bytes,
+            state: AtomicU64::new(0),
+        };
+        self.cells.extend((0..slots).map(cell));
+        Ok(())
+    }
+
+    /// Number of mappings made.
+    pub(crate) fn mappings(&self) -> usize {
+        self.chunks.len()
+    }
+
+    fn place(&self, slot: u32) -> (*mut u8, usize) {
+        let cell = &self.cells[slot as usize];
+        let chunk = &self.chunks[cell.chunk as usize];
+        // `wrapping_add` needs no proof here; offset + slot_bytes <= map length by `add_chunk`.
+        (
+            chunk.map.as_mut_ptr().wrapping_add(cell.offset),
+            chunk.slot_bytes,
+        )
+    }
+
+    /// Exclusive access, under a new generation; `None` while anyone reads or writes the slot.
+    pub(crate) fn begin_write(self: &Arc<Self>, slot: u32) -> Option<SlotWrite> {
+        let state = &self.cells[slot as usize].state;
+        let seen = state.load(Ordering::Relaxed);
+        if seen & (WRITING | READERS) != 0 {
+            return None;
+        }
+        let generation = seen.wrapping_add(GENERATION_ONE) & GENERATION;
+        state
+            .compare_exchange(
+                seen,
+                generation | WRITING,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            )
+            .ok()
+            .map(|_| SlotWrite {
+                arena: Arc::clone(self),
+                slot,
+                generation,
+            })
+    }
+
+    /// Shared access to what generation `generation` wrote; `None` if it was overwritten since, or is being.
+    pub(crate) fn begin_read(self: &Arc<Self>, slot: u32, generation: u64) -> Option<SlotRead> {
+        let add = |seen: u64| {
+            let free = seen & READERS != READERS;
+            (seen & (WRITING | GENERATION) == generation && free).then(|| seen + 1)
+        };
+        let state = &self.cells[slot as usize].state;
+        let pinned = state.fetch_update(Ordering::Acquire, Ordering::Relaxed, add);
+        pinned.ok().map(|_| SlotRead {
+            arena: Arc::clone(self),
+            slot,
+        })
+    }
+}
+
+/// Exclusive access to a slot's bytes.
+pub(crate) struct SlotWrite {
+    arena: Arc<Arena>,
+    slot: u32,
+    generation: u64,
+}
+
+impl SlotWrite {
+    /// The generation to read these bytes by, once this value is dropped.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Gives the slot's pages back to the system; it reads as zeros then. Returns the bytes.
+    pub(crate) fn give_back(self) -> std::io::Result<u64> {
+        let cell = &self.arena.cells[self.slot as usize];
+        let chunk = &self.arena.chunks[cell.chunk as usize];
+        let (offset, len) = (cell.offset, chunk.slot_bytes);
+        // SAFETY: the range is one slot of a private anonymous mapping, to which `self` has exclusive
+        // access; dropping its pages turns it into zeros, which is a valid value of bytes.
+        unsafe {
+            chunk
+                .map
+                .unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len)?
+        };
+        Ok(len as u64)
+    }
+}
+
+impl Deref for SlotWrite {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let (base, len) = self.arena.place(self.slot);
+        // SAFETY: base..base+len lies in a mapping that `self.arena` keeps alive, zeroed by the system,
+        // and the WRITING bit makes `self` its only user.
+        unsafe { std::slice::from_raw_parts(base, len) }
+    }
+}
+
+impl DerefMut for SlotWrite {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let (base, len) = self.arena.place(self.slot);
+        // SAFETY: as in `deref`; the borrow of `self` is exclusive too.
+        unsafe { std::slice::from_raw_parts_mut(base, len) }
+    }
+}
+
+impl Drop for SlotWrite {
+    fn drop(&mut self) {
+        // Release: readers that pin this generation see the bytes.
+        self.arena.cells[self.slot as usize]
+            .state
+            .fetch_and(!WRITING, Ordering::Release);
+    }
+}
+
+/// Shared access to a slot's bytes; while it lives the slot cannot be overwritten.
+pub(crate) struct SlotRead {
+    arena: Arc<Arena>,
+    slot: u32,
+}
+
+impl Deref for SlotRead {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        let (base, len) = self.arena.place(self.slot);
+        // SAFETY: base..base+len lies in a mapping that `self.arena` keeps alive; the reader count
+        // bars writers until `self` drops.
+        unsafe { std::slice::from_raw_parts(base, len) }
+    }
+}
+
+impl Drop for SlotRead {
+    fn drop(&mut self) {
+        // Release: a later writer's Acquire orders its writes after our reads.
+        self.arena.cells[self.slot as usize]
+            .state
+            .fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_slot_cannot_be_written_and_a_written_slot_not_read() {
+        let arena = Arc::new(Arena::new(&[(4096, 2)]).unwrap());
+        let mut write = arena.begin_write(1).unwrap();
+        write[..3].copy_from_slice(b"abc");
+        let generation = write.generation();
+        assert!(
+            arena.begin_read(1, generation).is_none(),
+            "still being written"
+        );
+        assert!(arena.begin_write(1).is_none(), "two writers");
+        drop(write);
+        let (one, two) = (
+            arena.begin_read(1, generation).unwrap(),
+            arena.begin_read(1, generation).unwrap(),
+        );
+        assert_eq!(&one[..3], b"abc");
+        drop(one);
+        assert!(arena.begin_write(1).is_none(), "one reader is left");
+        drop(two);
+        drop(arena.begin_write(1).unwrap());
+        assert!(
+            arena.begin_read(1, generation).is_none(),
+            "a stale generation is refused"
+        );
+    }
+
+    #[test]
+    fn giving_back_zeroes_the_slot_alone() {
+        let arena = Arc::new(Arena::new(&[(8192, 3)]).unwrap());
+        for slot in 0..3 {
+            arena.begin_write(slot).unwrap().fill(7);
+        }
+        assert_eq!(arena.begin_write(1).unwrap().give_back().unwrap(), 8192);
+        for (slot, byte) in [(0, 7), (1, 0), (2, 7)] {
+            assert!(arena.begin_write(slot).unwrap().iter().all(|&b| b == byte));
+        }
+    }
+
+    #[test]
+    fn twenty_thousand_slots_are_few_mappings() {
+        let arena = Arena::new(&[(4096, 15_000), (12_288, 5_000)]).unwrap();
+        assert_eq!(arena.cells.len(), 20_000);
+        assert!(arena.mappings() <= 20, "{} mappings", arena.mappings());
+        assert_eq!(chunk_slots(21 << 20, 400 << 30), 48, "a gibibyte at most");
+        assert_eq!(chunk_slots(21 << 20, 1 << 30), 8, "eight slots at least");
+    }
+
+    #[test]
+    fn slots_are_page_aligned_and_disjoint() {
+        let arena = Arena::new(&[(4096, 9), (8192, 9)]).unwrap();
+        let mut ranges: Vec<_> = (0..18)
+            .map(|s| arena.place(s))
+            .map(|(p, len)| (p as usize, len))
+            .collect();
+        ranges.sort_unstable();
+        assert!(ranges.iter().all(|&(p, _)| p % 4096 == 0));
+        assert!(ranges.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0));
+    }
+}

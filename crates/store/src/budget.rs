@@ -1,0 +1,535 @@
+//! The memory budget: one limit, every term charged and printed, refusals with the sum.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::geometry::Geometry;
+use crate::machine::Machine;
+use crate::store::StoreConfig;
+
+/// Names of the usual terms. Callers may charge others.
+pub mod term {
+    /// Resident dense weights.
+    pub const DENSE: &str = "dense";
+    /// Key-value cache.
+    pub const KV: &str = "kv";
+    /// Activations and other scratch.
+    pub const SCRATCH: &str = "scratch";
+    /// Kept expert slots.
+    pub const CACHED: &str = "cached";
+    /// Slots of experts on their way.
+    pub const IN_FLIGHT: &str = "in_flight";
+    /// Left to the system's page cache.
+    pub const PAGE_CACHE: &str = "page_cache_reserve";
+    /// The program itself, as measured before anything was loaded.
+    pub const PROGRAM: &str = "program";
+}
+
+/// Where a limit comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LimitSource {
+    /// The user said so.
+    Explicit,
+    /// This control group leaves least.
+    Cgroup(PathBuf),
+    /// Memory available on the machine.
+    Memory,
+}
+
+/// One charge against the budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// What for.
+    pub name: &'static str,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A limit and what is charged to it; its `Display` is a table of every term.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Anonymous memory that the process may have, in bytes.
+    pub limit: u64,
+    /// Where the limit comes from.
+    pub source: LimitSource,
+    /// Charges, in the order made.
+    pub terms: Vec<Term>,
+}
+
+/// What the user demands of the expert cache; `None` is fitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Slots kept a layer.
+    pub cap: Option<usize>,
+    /// In-flight slots a size class.
+    pub in_flight: Option<usize>,
+    /// Loader threads, from which the default of `in_flight` follows.
+    pub loaders: usize,
+}
+
+/// What fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// Slots kept a layer, at most the experts of the largest layer unless demanded.
+    pub cap: usize,
+    /// In-flight slots a size class.
+    pub in_flight: usize,
+}
+
+/// A budget that cannot be met. Demands are refused, never clamped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BudgetError {
+    /// The demanded limit exceeds a control group's.
+    #[error(
+        "{} of memory were demanded, but control group {} allows {}. Demand less, or raise the group's limit",
+        Size(*wanted), path.display(), Size(*limit)
+    )]
+    AboveCgroup {
+        /// Bytes demanded.
+        wanted: u64,
+        /// Bytes allowed.
+        limit: u64,
+        /// The group.
+        path: PathBuf,
+    },
+    /// The demanded limit exceeds the machine's memory.
+    #[error("{} of memory were demanded, but the machine has {}. Demand less", Size(*wanted), Size(*total))]
+    AboveMachine {
+        /// Bytes demanded.
+        wanted: u64,
+        /// Bytes of memory.
+        total: u64,
+    },
+    /// A demanded cap or in-flight count does not fit, though smaller ones would.
+    #[error(
+        "{setting} {value} does not fit the memory budget; lower it or leave it out to have it fitted\n{budget}"
+    )]
+    DoesNotFit {
+        /// `cap` or `in_flight`.
+        setting: &'static str,
+        /// Its value.
+        value: usize,
+        /// The sum, the demand included.
+        budget: Budget,
+    },
+    /// Not one expert slot fits.
+    #[error(
+        "memory is too small for this model: one expert slot of each size takes {} and does not fit. Raise the limit, shorten the context, or use a smaller model\n{budget}",
+        Size(*slot)
+    )]
+    TooSmall {
+        /// Bytes of one slot of each size class.
+        slot: u64,
+        /// The sum, that slot included.
+        budget: Budget,
+    },
+}
+
+const MIB: u64 = 1 << 20;
+
+/// Kept free of a default limit: a tenth, 512 MiB at most.
+fn reserve(headroom: u64) -> u64 {
+    (headroom / 10).min(512 * MIB)
+}
+
+impl Budget {
+    /// A budget without charges. Without an explicit limit it is what control groups and available memory
+    /// leave to this process (its present anonymous memory included), less a tenth or 512 MiB.
+    ///
+    /// # Errors
+    /// An explicit limit above the smallest control group's or the machine's memory.
+    pub fn new(machine: &Machine, explicit: Option<u64>) -> Result<Budget, BudgetError> {
+        if let Some(wanted) = explicit {
+            if let Some(group) = machine.smallest_limit().filter(|g| wanted > g.limit) {
+                return Err(BudgetError::AboveCgroup {
+                    wanted,
+                    limit: group.limit,
+                    path: group.path.clone(),
+                });
+            }
+            if wanted > machine.total {
+                return Err(BudgetError::AboveMachine {
+                    wanted,
+                    total: machine.total,
+                });
+            }
+            return Ok(Budget {
+                limit: wanted,
+                source: LimitSource::Explicit,
+                terms: Vec::new(),
+            });
+        }
+        let headroom = machine.headroom();
+        let source = match machine.tightest() {
+            Some((group, room)) if room == headroom => LimitSource::Cgroup(group.path.clone()),
+            _ => LimitSource::Memory,
+        };
+        Ok(Budget {
+            limit: headroom - reserve(headroom),
+            source,
+            terms: Vec::new(),
+        })
+    }
+
+    /// Adds a charge; zero is printed too.
+    pub fn charge(&mut self, name: &'static str, bytes: u64) {
+        self.terms.push(Term { name, bytes });
+    }
+
+    /// Sum of all charges (saturating).
+    pub fn total(&self) -> u64 {
+        self.terms
+            .iter()
+            .fold(0, |sum, t| sum.saturating_add(t.bytes))
+    }
+
+    /// Bytes left; `None` when over the limit.
+    pub fn rest(&self) -> Option<u64> {
+        self.limit.checked_sub(self.total())
+    }
+
+    /// Fits the expert cache into what the other terms leave, and charges it. Charge all of those first.
+    ///
+    /// A default in-flight count shrinks, down to 1, where it must; a default cap is the largest that fits,
+    /// 0 at least.
+    ///
+    /// # Errors
+    /// [`BudgetError::TooSmall`] when not one slot of each size fits, [`BudgetError::DoesNotFit`] when a
+    /// demanded value does not.
+    pub fn fit_cap(&mut self, geometry: &Geometry, wanted: Wanted) -> Result<Fit, BudgetError> {
+        let slot = geometry.in_flight_bytes(1);
+        let rest = match self.rest() {
+            Some(rest) if slot <= rest => rest,
+            _ => {
+                let budget = self.with(
+                    geometry,
+                    Fit {
+                        cap: 0,
+                        in_flight: 1,
+                    },
+                );
+                return Err(BudgetError::TooSmall { slot, budget });
+            }
+        };
+        let does_not_fit = |setting, value, fit| {
+            Err(BudgetError::DoesNotFit {
+                setting,
+                value,
+                budget: self.with(geometry, fit),
+            })
+        };
+        if let Some(n) = wanted
+            .in_flight
+            .filter(|&n| n == 0 || geometry.in_flight_bytes(n) > rest)
+        {
+            return does_not_fit(
+                "in_flight",
+                n,
+                Fit {
+                    cap: wanted.cap.unwrap_or(0),
+                    in_flight: n,
+                },
+            );
+        }
+        let demanded = geometry.cached_bytes(wanted.cap.unwrap_or(0));
+        let least = wanted.in_flight.unwrap_or(1);
+        if let Some(cap) = wanted.cap
+            && demanded.saturating_add(geometry.in_flight_bytes(least)) > rest
+        {
+            return does_not_fit(
+                "cap",
+                cap,
+                Fit {
+                    cap,
+                    in_flight: least,
+                },
+            );
+        }
+        let usual = StoreConfig::default_in_flight(wanted.loaders);
+        let in_flight = wanted.in_flight.unwrap_or_else(|| {
+            let free = rest - demanded;
+            usual
+                .min(usize::try_from(free / slot.max(1)).unwrap_or(usize::MAX))
+                .max(1)
+        });
+        let left = rest - geometry.in_flight_bytes(in_flight);
+        let cap = wanted.cap.unwrap_or_else(|| largest_cap(geometry, left));
+        let fit = Fit { cap, in_flight };
+        *self = self.with(geometry, fit);
+        Ok(fit)
+    }
+
+    fn with(&self, geometry: &Geometry, fit: Fit) -> Budget {
+        let mut budget = self.clone();
+        budget.charge(term::IN_FLIGHT, geometry.in_flight_bytes(fit.in_flight));
+        budget.charge(term::CACHED, geometry.cached_bytes(fit.cap));
+        budget
+    }
+}
+
+/// The largest cap whose slots take at most `left` bytes; bytes grow with the cap.
+fn largest_cap(geometry: &Geometry, left: u64) -> usize {
+    let (mut fits, mut above) = (0, geometry.most_experts() + 1);
+    while above - fits > 1 {
+        let middle = fits + (above - fits) / 2;
+        if geometry.cached_bytes(middle) <= left {
+            fits = middle;
+        } else {
+            above = middle;
+        }
+    }
+    fits
+}
+
+/// Bytes in mebibytes, with one decimal rounded up so that a charge never looks smaller than it is.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = (u128::from(self.0) * 10).div_ceil(u128::from(MIB));
+        f.pad(&format!("{}.{} MiB", tenths / 10, tenths % 10))
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for term in &self.terms {
+            writeln!(f, "{:<20}{:>14}", term.name, Size(term.bytes))?;
+        }
+        let total = self.total();
+        writeln!(f, "{:<20}{:>14}", "sum", Size(total))?;
+        write!(f, "{:<20}{:>14}  ", "limit", Size(self.limit))?;
+        match &self.source {
+            LimitSource::Explicit => writeln!(f, "(demanded)")?,
+            LimitSource::Cgroup(path) => writeln!(f, "(control group {})", path.display())?,
+            LimitSource::Memory => writeln!(f, "(available memory)")?,
+        }
+        match self.rest() {
+            Some(rest) => write!(f, "{:<20}{:>14}", "left", Size(rest)),
+            None => write!(f, "{:<20}{:>14}", "missing", Size(total - self.limit)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::LayerExperts;
+    use crate::machine::CgroupLevel;
+    use crate::testing::place;
+    use metaltail_container::Extent;
+    use proptest::prelude::*;
+
+    /// `(experts, bytes of a slot)` a layer.
+    fn geometry(layers: &[(usize, u64)]) -> Geometry {
+        let layers = (0u32..)
+            .zip(layers)
+            .map(|(layer, &(count, len))| LayerExperts {
+                layer,
+                experts: vec![
+                    place(&[Extent {
+                        file: 0,
+                        offset: 0,
+                        len
+                    }]);
+                    count
+                ],
+            });
+        Geometry::new(&layers.collect::<Vec<_>>()).unwrap()
+    }
+
+    fn machine(total: u64, available: u64, groups: &[(u64, u64)]) -> Machine {
+        let group = |&(limit, used)| CgroupLevel {
+            path: format!("/cg/{limit}").into(),
+            limit,
+            used,
+        };
+        Machine {
+            total,
+            available,
+            own_anon: 0,
+            cgroups: groups.iter().map(group).collect(),
+        }
+    }
+
+    fn charged(limit: u64) -> Budget {
+        let mut budget = Budget::new(&machine(1 << 40, 0, &[]), Some(limit)).unwrap();
+        budget.charge(term::PROGRAM, 5 * MIB);
+        budget.charge(term::DENSE, 100 * MIB);
+        budget.charge(term::KV, 10 * MIB);
+        budget
+    }
+
+    const FITTED: Wanted = Wanted {
+        cap: None,
+        in_flight: None,
+        loaders: 2,
+    };
+
+    #[test]
+    fn the_default_cap_takes_what_the_other_terms_leave() {
+        // 3 layers × 8 experts × 2 MiB; 8 in flight = 16 MiB; 6 MiB a cap.
+        let g = geometry(&[(8, 2 * MIB); 3]);
+        let mut budget = charged(115 * MIB + 16 * MIB + 3 * 6 * MIB + 5 * MIB);
+        assert_eq!(
+            budget.fit_cap(&g, FITTED),
+            Ok(Fit {
+                cap: 3,
+                in_flight: 8
+            })
+        );
+        assert_eq!(budget.rest(), Some(5 * MIB));
+        let golden = "\
+program                    5.0 MiB
+dense                    100.0 MiB
+kv                        10.0 MiB
+in_flight                 16.0 MiB
+cached                    18.0 MiB
+sum                      149.0 MiB
+limit                    154.0 MiB  (demanded)
+left                       5.0 MiB";
+        assert_eq!(budget.to_string(), golden);
+        let mut vast = charged(1 << 30);
+        assert_eq!(
+            vast.fit_cap(&g, FITTED),
+            Ok(Fit {
+                cap: 8,
+                in_flight: 8
+            }),
+            "no more than there are"
+        );
+    }
+
+    #[test]
+    fn a_budget_without_room_for_one_slot_is_refused_with_the_sum() {
+        let g = geometry(&[(8, 2 * MIB), (8, 4 * MIB)]);
+        let mut budget = charged(120 * MIB);
+        let error = budget.fit_cap(&g, FITTED).unwrap_err();
+        assert!(
+            matches!(&error, BudgetError::TooSmall { slot, .. } if *slot == 6 * MIB),
+            "{error}"
+        );
+        let text = error.to_string();
+        for part in [
+            "too small",
+            "6.0 MiB",
+            "dense",
+            "sum",
+            "121.0 MiB",
+            "limit",
+            "missing",
+            "1.0 MiB",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert!(
+            charged(100 * MIB).fit_cap(&g, FITTED).is_err(),
+            "other terms alone are over the limit"
+        );
+        let mut least = charged(121 * MIB);
+        assert_eq!(
+            least.fit_cap(&g, FITTED),
+            Ok(Fit {
+                cap: 0,
+                in_flight: 1
+            })
+        );
+    }
+
+    #[test]
+    fn demands_are_met_or_refused_never_clamped() {
+        let g = geometry(&[(8, 2 * MIB); 3]);
+        let demand = |cap, in_flight| {
+            charged(150 * MIB).fit_cap(
+                &g,
+                Wanted {
+                    cap,
+                    in_flight,
+                    loaders: 2,
+                },
+            )
+        };
+        assert_eq!(
+            demand(Some(0), None),
+            Ok(Fit {
+                cap: 0,
+                in_flight: 8
+            })
+        );
+        assert_eq!(
+            demand(Some(5), None),
+            Ok(Fit {
+                cap: 5,
+                in_flight: 2
+            }),
+            "the default gives way"
+        );
+        assert_eq!(
+            demand(None, Some(2)),
+            Ok(Fit {
+                cap: 5,
+                in_flight: 2
+            })
+        );
+        let refused = |fit: Result<Fit, BudgetError>| match fit {
+            Err(BudgetError::DoesNotFit {
+                setting,
+                value,
+                budget,
+            }) => (setting, value, budget.rest()),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(demand(Some(6), None)), ("cap", 6, None));
+        assert_eq!(refused(demand(Some(5), Some(8))), ("cap", 5, None));
+        assert_eq!(refused(demand(None, Some(18))), ("in_flight", 18, None));
+    }
+
+    #[test]
+    fn an_explicit_limit_above_the_group_or_the_machine_is_refused() {
+        let m = machine(1000 * MIB, 900 * MIB, &[(500 * MIB, 0), (700 * MIB, 0)]);
+        let over = Budget::new(&m, Some(501 * MIB)).unwrap_err();
+        assert!(over.to_string().contains("/cg/524288000"), "{over}");
+        assert_eq!(Budget::new(&m, Some(500 * MIB)).unwrap().limit, 500 * MIB);
+        let m = machine(1000 * MIB, 900 * MIB, &[]);
+        assert!(matches!(
+            Budget::new(&m, Some(1001 * MIB)),
+            Err(BudgetError::AboveMachine { .. })
+        ));
+    }
+
+    #[test]
+    fn the_default_limit_names_what_binds() {
+        let m = machine(16_000 * MIB, 9_000 * MIB, &[(4_000 * MIB, 3_000 * MIB)]);
+        let budget = Budget::new(&m, None).unwrap();
+        assert_eq!(
+            (budget.limit, budget.source),
+            (900 * MIB, LimitSource::Cgroup("/cg/4194304000".into()))
+        );
+        let budget = Budget::new(&machine(16_000 * MIB, 9_000 * MIB, &[]), None).unwrap();
+        assert_eq!(
+            (budget.limit, budget.source),
+            (9_000 * MIB - 512 * MIB, LimitSource::Memory)
+        );
+    }
+
+    proptest! {
+        /// What is fitted fits, and one more would not.
+        #[test]
+        fn the_fitted_cap_is_the_largest_that_fits(
+            layers in prop::collection::vec((1usize..20, 1u64..40), 1..6),
+            limit in 0u64..2000,
+        ) {
+            let layers: Vec<_> = layers.into_iter().map(|(n, pages)| (n, pages * 4096)).collect();
+            let g = geometry(&layers);
+            let mut budget = Budget::new(&machine(1 << 40, 0, &[]), Some(limit * 4096)).unwrap();
+            if let Ok(fit) = budget.fit_cap(&g, FITTED) {
+                prop_assert!(budget.total() <= budget.limit);
+                let more = g.cached_bytes(fit.cap + 1) - g.cached_bytes(fit.cap);
+                prop_assert!(fit.cap == g.most_experts() || more > budget.rest().unwrap());
+            } else {
+                prop_assert!(g.in_flight_bytes(1) > limit * 4096);
+            }
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! What the expert store promises to the engine, through its public face.
+
+mod direct;
+mod faults;
+mod fetching;
+mod rig;
