@@ -1,2 +1,59 @@
 //! The `metaltail` program.
-fn main() {}
+//!
+//! It parses the command line, resolves the settings once, and hands both to a command; whatever
+//! goes wrong comes back here as one [`exit::Failure`].
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+mod args;
+mod commands;
+mod exit;
+mod settings;
+
+use args::Command;
+use exit::{Failure, Kind};
+use settings::{ConfigFile, Environment, Settings, SettingsError};
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let environment = Environment::of_process();
+    let mut json =
+        exit::json_wanted(words.iter().skip(1).map(OsString::as_os_str), environment.get("METALTAIL_JSON"));
+    match start(words, &environment, &mut json) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print(json);
+            ExitCode::from(failure.kind.code())
+        }
+    }
+}
+
+/// Parses, resolves and runs; `json` becomes what the settings say as soon as they are known.
+fn start(words: Vec<OsString>, environment: &Environment, json: &mut bool) -> Result<(), Failure> {
+    let (command, matches) = match args::parse(words) {
+        Ok(parsed) => parsed,
+        Err(error) => return exit::clap_outcome(&error),
+    };
+    let usage = |error: SettingsError| Failure::from_error(Kind::Usage, &error);
+    // These two are about the program alone: a mistake in the settings should not hide the manual.
+    match &command {
+        Command::Completions(args) => return commands::completions::execute(args),
+        Command::Man => return commands::man::execute(),
+        _ => {}
+    }
+    let file = ConfigFile::find(environment, Path::new("")).map_err(usage)?;
+    let settings = Settings::resolve(&matches, environment, file.as_ref()).map_err(usage)?;
+    *json = settings.output.json.unwrap_or(false);
+    dispatch(&command, &settings)
+}
+
+/// Runs a command that has settings.
+fn dispatch(command: &Command, _settings: &Settings) -> Result<(), Failure> {
+    match command {
+        Command::Completions(args) => commands::completions::execute(args),
+        Command::Man => commands::man::execute(),
+        other => Err(Failure::new(Kind::Failed, format!("this build cannot do that yet: {other:?}"))),
+    }
+}

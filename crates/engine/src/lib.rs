@@ -16,5 +16,5 @@ pub mod telemetry;
 
 pub use engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, Engine, EngineOptions, Resolved};
 pub use error::EngineError;
-pub use score::{Score, argmax, score};
+pub use score::{Score, score};
 pub use session::{Finish, Flow, GenerateOptions, Generation, Session};

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::sampler::greedy;
 use crate::session::Session;
 use crate::telemetry::Phase;
 
@@ -96,7 +97,7 @@ impl Sequence<'_> {
     fn take(&mut self, first: usize, logits: &[f32], vocab: usize, result: &mut Score) {
         for (i, row) in logits.chunks(vocab).enumerate() {
             let position = first + i;
-            self.argmax.push(argmax(row));
+            self.argmax.push(greedy(row));
             if let Some(&next) = self.ids.get(position + 1) {
                 self.sum += nll(row, next);
             }
@@ -105,17 +106,6 @@ impl Sequence<'_> {
             }
         }
     }
-}
-
-/// Index of the greatest value; of equal ones the lowest; values that are not numbers lose.
-pub fn argmax(row: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, value) in row.iter().enumerate() {
-        if *value > row[best] || (row[best].is_nan() && !value.is_nan()) {
-            best = i;
-        }
-    }
-    best as u32
 }
 
 /// `ln Σ exp(row) − row[id]`, in f64.
@@ -132,11 +122,5 @@ mod tests {
     #[test]
     fn nll_of_equal_logits_is_the_logarithm_of_their_number() {
         assert!((nll(&[3.0; 8], 5) - 8f64.ln()).abs() < 1e-12);
-    }
-
-    #[test]
-    fn argmax_takes_the_lowest_of_equals_and_no_nan() {
-        assert_eq!(argmax(&[f32::NAN, 1.0, 2.0, 2.0]), 2);
-        assert_eq!(argmax(&[f32::NAN; 3]), 0);
     }
 }

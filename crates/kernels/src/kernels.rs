@@ -67,7 +67,7 @@ impl Kernels {
         )
     }
 
-    /// out[i · out_stride + (r − rows.start)] = row r of `m` · input i, for r in `rows`, i in 0..n.
+    /// `out[i · out_stride + (r − rows.start)]` = row r of `m` · input i, for r in `rows`, i in 0..n.
     ///
     /// `x` is n × cols. The bits of a result depend on its row and its input alone.
     ///
@@ -125,7 +125,7 @@ impl Kernels {
         self.parallel(pool, &rows, &job, |rows| self.q8_rows(&job, rows));
     }
 
-    /// out[c] = Σ x[r − rows.start] · w[r][c] over r in `rows`, ascending, from +0: each term is
+    /// `out[c] = Σ x[r − rows.start] · w[r][c]` over r in `rows`, ascending, from +0: each term is
     /// fma(stored value, x · scale, out). On the calling thread.
     ///
     /// # Panics

@@ -77,7 +77,7 @@ pub struct Flags {
     #[arg(long, value_name = "N", help_heading = "Sampling")]
     pub max_tokens: Option<usize>,
     /// Text that ends the answer; may be given several times
-    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new(),
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new(),
           help_heading = "Sampling")]
     pub stop: Vec<String>,
 

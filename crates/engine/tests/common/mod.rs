@@ -53,7 +53,7 @@ pub fn floats(value: &Value) -> Vec<f32> {
 /// Greedy continuation of `prompt` by `count` ids, stop ids ignored.
 pub fn greedy(engine: &Engine, prompt: &[u32], count: usize) -> Vec<u32> {
     let options = GenerateOptions {
-        sampling: Sampling::greedy(),
+        sampling: Sampling::GREEDY,
         max_tokens: Some(count),
         stop_ids: Vec::new(),
     };

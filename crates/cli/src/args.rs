@@ -1,0 +1,290 @@
+//! The command line: what there is to do, and each command's own arguments.
+//!
+//! Shared flags are declared in [`crate::settings::Flags`]; the copies that clap fills here are not
+//! read, since a value may also come from the environment or the file. Use
+//! [`crate::settings::Settings`].
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use metaltail_container::convert::Target;
+use metaltail_container::synth::{Like, SynthFormat};
+use metaltail_quant::Format;
+
+use crate::settings::{Flags, ModelFlags, OutputFlags};
+
+/// Runs mixture-of-experts language models that are larger than memory.
+#[derive(Parser, Debug)]
+#[command(
+    name = "metaltail",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    after_help = "Every flag that run, chat, score, plan and bench share is also an environment variable \
+                  (METALTAIL_PREFILL_CHUNK for --prefill-chunk) and a key of metaltail.toml \
+                  (prefill-chunk). A flag wins over the environment, that over the file."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Generate text from a prompt, or from ids
+    Run(RunArgs),
+    /// Talk with a model in the terminal
+    Chat(ChatArgs),
+    /// Evaluate a model on given ids
+    Score(ScoreArgs),
+    /// Say what memory and speed to expect of a model
+    Plan(PlanArgs),
+    /// Write a model as a slab container
+    Convert(ConvertArgs),
+    /// Write a synthetic model
+    Synth(SynthArgs),
+    /// Say what a model directory holds
+    Inspect(InspectArgs),
+    /// Measure
+    Bench(BenchArgs),
+    /// Print the completion script of a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man,
+}
+
+/// `run`
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// The prompt; without it, standard input where that is a pipe
+    pub prompt: Option<String>,
+    /// Continue these ids instead of a text: a file with {"ids": [id, …]}
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "raw"])]
+    pub ids: Option<PathBuf>,
+    /// Take the prompt exactly as given, without the chat template
+    #[arg(long)]
+    pub raw: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `chat`
+#[derive(Args, Debug)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `score`
+#[derive(Args, Debug)]
+pub struct ScoreArgs {
+    /// The ids: a file with {"sequences": [[id, …], …]}
+    #[arg(long, value_name = "FILE")]
+    pub ids: PathBuf,
+    /// Add the full logits at these positions of the first sequence, such as 0,10,255
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub logits: Vec<usize>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `plan`
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `convert`
+#[derive(Args, Debug)]
+pub struct ConvertArgs {
+    /// The model to convert
+    #[arg(value_name = "SRC")]
+    pub source: PathBuf,
+    /// The directory to write
+    #[arg(value_name = "DST")]
+    pub target: PathBuf,
+    /// Format of the routed experts, or keep; default: int4-g64
+    #[arg(long, value_name = "FORMAT")]
+    pub experts: Option<Target>,
+    /// Format of the other matrices, or keep; default: int8
+    #[arg(long, value_name = "FORMAT")]
+    pub rest: Option<Target>,
+    /// Format of the draft layer's experts, or keep; default: int8
+    #[arg(long, value_name = "FORMAT")]
+    pub draft_format: Option<Target>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: OutputFlags,
+}
+
+/// `synth`
+#[derive(Args, Debug)]
+pub struct SynthArgs {
+    /// The directory to write
+    #[arg(value_name = "OUT")]
+    pub target: PathBuf,
+    /// The model to resemble: tiny, wide, fat, glm-5.2, olmoe, qwen3-moe or deepseek-v3
+    #[arg(long, value_name = "MODEL")]
+    pub like: Like,
+    /// Layers; default: as the model
+    #[arg(long, value_name = "N")]
+    pub layers: Option<u32>,
+    /// Experts a layer; default: as the model
+    #[arg(long, value_name = "N")]
+    pub experts: Option<u32>,
+    /// Form of the container: slab, colibri or hf
+    #[arg(long, value_name = "FORM", default_value = "slab")]
+    pub format: SynthFormat,
+    /// Format of the routed experts; default: as suits the model
+    #[arg(long, value_name = "FORMAT")]
+    pub expert_format: Option<Format>,
+    /// Begins the random numbers: the same seed writes the same model
+    #[arg(id = "synth_seed", long = "seed", value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: OutputFlags,
+}
+
+/// `inspect`
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// Read everything and compare checksums
+    #[arg(long)]
+    pub verify: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub model: ModelFlags,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: OutputFlags,
+}
+
+/// `bench`
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub bench: Bench,
+}
+
+/// What can be measured.
+#[derive(Subcommand, Debug)]
+pub enum Bench {
+    /// How fast the matrix kernels are, by format and instruction set
+    Kernels(BenchKernelsArgs),
+}
+
+/// `bench kernels`
+#[derive(Args, Debug)]
+pub struct BenchKernelsArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `completions`
+#[derive(Args, Debug)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Parses a command line into the command and the matches of its innermost subcommand, which say
+/// what shared flags were given.
+///
+/// # Errors
+/// Wrong usage; also `--help` and `--version`, which clap gives as errors.
+pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<(Command, ArgMatches), clap::Error> {
+    let matches = Cli::command().try_get_matches_from(words)?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    let mut innermost = &matches;
+    while let Some((_, inner)) = innermost.subcommand() {
+        innermost = inner;
+    }
+    Ok((cli.command, innermost.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Environment, Origin, Settings};
+
+    fn parsed(line: &str) -> Result<(Command, ArgMatches), clap::Error> {
+        parse(std::iter::once("metaltail").chain(line.split_whitespace()).map(OsString::from))
+    }
+
+    #[test]
+    fn the_declaration_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_takes_its_arguments() {
+        for line in [
+            "run",
+            "run hello --raw --cap 0 --json",
+            "run --ids f.json --model m --temperature 0",
+            "chat --top-p 0.9",
+            "score --ids f.json --logits 0,10,255 --exact",
+            "plan --model m --ram 24G",
+            "convert a b --experts int4-g64 --rest int8 --draft-format keep --json",
+            "synth o --like tiny --layers 2 --experts 8 --format colibri --seed 3 --expert-format int8",
+            "inspect --model m --verify",
+            "bench kernels --threads 2",
+            "completions bash",
+            "man",
+        ] {
+            assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_wrong_usage() {
+        for line in [
+            "serve",
+            "tune",
+            "pull x",
+            "run --expert-top-p 0.5",
+            "run --draft mtp",
+            "run --io uring",
+            "run --temperature x",
+            "run --top-p 0",
+            "run a b",
+            "run a --ids f",
+            "score",
+            "score --ids f --logits 1,x",
+            "synth o",
+            "synth o --like nothing",
+            "convert a",
+            "bench",
+            "completions tcl",
+        ] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_innermost_command_says_what_was_given() {
+        let (_, matches) = parsed("bench kernels --threads 3").unwrap();
+        let settings = Settings::resolve(&matches, &Environment::default(), None).unwrap();
+        assert_eq!((settings.threads, settings.origin("threads")), (Some(3), Origin::Flag));
+    }
+
+    #[test]
+    fn a_commands_own_seed_is_no_setting() {
+        let (command, matches) = parsed("synth o --like tiny --seed 9").unwrap();
+        assert!(matches!(command, Command::Synth(SynthArgs { seed: 9, .. })));
+        let settings = Settings::resolve(&matches, &Environment::default(), None).unwrap();
+        assert_eq!((settings.seed, settings.origin("seed")), (None, Origin::Default));
+    }
+}
