@@ -12,7 +12,7 @@ use metaltail_container::convert::Target;
 use metaltail_container::synth::{Like, SynthFormat};
 use metaltail_quant::Format;
 
-use crate::settings::{Flags, ModelFlags, OutputFlags};
+use crate::settings::{Flags, ModelFlags, OutputFlags, positive, size};
 
 /// Runs mixture-of-experts language models that are larger than memory.
 #[derive(Parser, Debug)]
@@ -97,6 +97,9 @@ pub struct ScoreArgs {
 /// `plan`
 #[derive(Args, Debug)]
 pub struct PlanArgs {
+    /// The model: a directory, or a config.json alone before any download
+    #[arg(value_name = "PATH", conflicts_with = "model")]
+    pub path: Option<PathBuf>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub unresolved: Flags,
@@ -157,9 +160,19 @@ pub struct SynthArgs {
 /// `inspect`
 #[derive(Args, Debug)]
 pub struct InspectArgs {
+    /// The model's directory
+    #[arg(value_name = "DIR", conflicts_with = "model")]
+    pub dir: Option<PathBuf>,
     /// Read everything and compare checksums
     #[arg(long)]
     pub verify: bool,
+    /// Load the model twice and measure what quantised activations cost (nats a token)
+    #[arg(long)]
+    pub numerics: bool,
+    /// Measure on these ids: a file with {"sequences": [[id, …], …]}; default: what the model
+    /// itself generates
+    #[arg(long, value_name = "FILE", requires = "numerics")]
+    pub ids: Option<PathBuf>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub model: ModelFlags,
@@ -185,7 +198,28 @@ pub enum Bench {
 
 /// `bench kernels`
 #[derive(Args, Debug)]
+#[command(
+    mut_arg("model", |arg| arg.help("Measure decode and prefill of this model too, all experts in memory")),
+    mut_arg("top_k", |arg| arg.help("Experts that a pass computes, as a sparse layer does; default: 8")
+        .help_heading("Measurement")),
+)]
 pub struct BenchKernelsArgs {
+    /// Width of the model
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "2048", help_heading = "Measurement")]
+    pub hidden: usize,
+    /// Width of an expert
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "1024", help_heading = "Measurement")]
+    pub width: usize,
+    /// Rounds that count; one more warms up
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "5", help_heading = "Measurement")]
+    pub rounds: usize,
+    /// Number formats, such as int4-g64,int8,bf16
+    #[arg(long = "format", value_name = "LIST", value_delimiter = ',',
+          default_value = "int4-g64,int4,int8,fp8,bf16", help_heading = "Measurement")]
+    pub formats: Vec<Format>,
+    /// Bytes of experts to rotate over: more than the processor caches
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M", help_heading = "Measurement")]
+    pub working_set: u64,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub unresolved: Flags,
@@ -240,7 +274,10 @@ mod tests {
             "convert a b --experts int4-g64 --rest int8 --draft-format keep --json",
             "synth o --like tiny --layers 2 --experts 8 --format colibri --seed 3 --expert-format int8",
             "inspect --model m --verify",
+            "inspect m --numerics --ids f.json",
+            "plan config.json",
             "bench kernels --threads 2",
+            "bench kernels --hidden 256 --width 128 --top-k 4 --rounds 2 --format int4,int8 --working-set 8M",
             "completions bash",
             "man",
         ] {
@@ -267,6 +304,12 @@ mod tests {
             "synth o --like nothing",
             "convert a",
             "bench",
+            "bench kernels --rounds 0",
+            "bench kernels --format int4,int3",
+            "inspect a --model b",
+            "inspect a --ids f.json",
+            "plan a --model b",
+            "synth o --like tiny --format gguf",
             "completions tcl",
         ] {
             assert!(parsed(line).is_err(), "{line}");

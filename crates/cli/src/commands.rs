@@ -1,4 +1,12 @@
 //! What each command does.
 
+pub mod bench;
+pub mod chat;
 pub mod completions;
+pub mod convert;
+pub mod inspect;
 pub mod man;
+pub mod plan;
+pub mod run;
+pub mod score;
+pub mod synth;

@@ -54,12 +54,14 @@ pub struct Failure {
     pub message: String,
     /// Why, outermost first.
     pub causes: Vec<String>,
+    /// Whether all that there is to say was said already.
+    silent: bool,
 }
 
 impl Failure {
     /// A failure in words, without a cause.
     pub fn new(kind: Kind, message: impl Into<String>) -> Failure {
-        Failure { kind, message: message.into(), causes: Vec::new() }
+        Failure { kind, message: message.into(), causes: Vec::new(), silent: false }
     }
 
     /// A failure by an error, whose sources become the causes. A source that its error repeats word
@@ -75,7 +77,12 @@ impl Failure {
             }
             next = cause.source();
         }
-        Failure { kind, message, causes }
+        Failure { kind, message, causes, silent: false }
+    }
+
+    /// Only an exit code: the command has printed its result, which says how it ended.
+    pub fn silent(kind: Kind) -> Failure {
+        Failure { kind, message: String::new(), causes: Vec::new(), silent: true }
     }
 
     /// The JSON object of this failure.
@@ -85,6 +92,9 @@ impl Failure {
 
     /// Prints the failure: words on standard error or, with `json`, one object on standard output.
     pub fn print(&self, json: bool) {
+        if self.silent {
+            return;
+        }
         // When even this cannot be written, the exit code is all that is left to say.
         let _ = if json {
             writeln!(io::stdout(), "{}", self.to_json())

@@ -7,12 +7,20 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
+mod answer;
 mod args;
 mod commands;
 mod exit;
+mod interrupt;
+mod opened;
+mod progress;
+mod report;
+mod runtime;
 mod settings;
+mod token_cost;
+mod words;
 
-use args::Command;
+use args::{Bench, Command};
 use exit::{Failure, Kind};
 use settings::{ConfigFile, Environment, Settings, SettingsError};
 
@@ -45,15 +53,24 @@ fn start(words: Vec<OsString>, environment: &Environment, json: &mut bool) -> Re
     }
     let file = ConfigFile::find(environment, Path::new("")).map_err(usage)?;
     let settings = Settings::resolve(&matches, environment, file.as_ref()).map_err(usage)?;
-    *json = settings.output.json.unwrap_or(false);
+    *json = settings.json();
     dispatch(&command, &settings)
 }
 
 /// Runs a command that has settings.
-fn dispatch(command: &Command, _settings: &Settings) -> Result<(), Failure> {
+fn dispatch(command: &Command, settings: &Settings) -> Result<(), Failure> {
     match command {
         Command::Completions(args) => commands::completions::execute(args),
         Command::Man => commands::man::execute(),
-        other => Err(Failure::new(Kind::Failed, format!("this build cannot do that yet: {other:?}"))),
+        Command::Run(args) => commands::run::execute(args, settings),
+        Command::Chat(args) => commands::chat::execute(args, settings),
+        Command::Score(args) => commands::score::execute(args, settings),
+        Command::Plan(args) => commands::plan::execute(args, settings),
+        Command::Convert(args) => commands::convert::execute(args, settings),
+        Command::Synth(args) => commands::synth::execute(args, settings),
+        Command::Inspect(args) => commands::inspect::execute(args, settings),
+        Command::Bench(args) => match &args.bench {
+            Bench::Kernels(args) => commands::bench::execute(args, settings),
+        },
     }
 }

@@ -19,6 +19,7 @@ mod parse;
 
 pub use environment::{Environment, PREFIX};
 pub use file::ConfigFile;
+pub use parse::{positive, size};
 pub use flags::{Device, Direct, Draft, Flags, Io, ModelFlags, OutputFlags, Policy};
 
 /// Where a setting's value came from.
@@ -127,6 +128,16 @@ impl Settings {
     /// Where the value of a setting came from, by its flag name with underscores.
     pub fn origin(&self, key: &str) -> Origin {
         self.origins.get(key).copied().unwrap_or(Origin::Default)
+    }
+
+    /// Whether one JSON object is all that goes to standard output.
+    pub fn json(&self) -> bool {
+        self.values.output.json.unwrap_or(false)
+    }
+
+    /// Whether to say more on standard error.
+    pub fn verbose(&self) -> bool {
+        self.values.output.verbose.unwrap_or(false)
     }
 
     /// The settings as a JSON map: flag names with underscores; null where nothing was given.

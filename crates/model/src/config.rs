@@ -69,10 +69,10 @@ pub struct ConfigReader<'a> {
     map: &'a Map<String, Value>,
 }
 
-fn shorten(value: &Value) -> String {
-    let mut text = value.to_string();
-    if text.len() > 60 {
-        let cut = (0..=57).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
+/// At most `max` bytes of a text that a file put into a message.
+fn shorten(mut text: String, max: usize) -> String {
+    if text.len() > max {
+        let cut = (0..=max).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
         text.truncate(cut);
         text.push('…');
     }
@@ -85,11 +85,16 @@ impl<'a> ConfigReader<'a> {
         let map = config.as_object().ok_or_else(|| ConfigError::Type {
             key: "(the file)".into(),
             wanted: "an object".into(),
-            got: shorten(config),
+            got: shorten(config.to_string(), 60),
         })?;
         let mut reader = ConfigReader { family: "", path: "", map };
         reader.family = reader.text("model_type")?;
         Ok(reader)
+    }
+
+    /// A refusal of the whole family, naming those that are supported.
+    pub fn unknown_family(&self, supported: String) -> ConfigError {
+        ConfigError::Family { found: shorten(self.family.to_owned(), 60), supported }
     }
 
     /// `model_type`.
@@ -109,12 +114,12 @@ impl<'a> ConfigReader<'a> {
     fn need(&self, key: &str) -> Result<&'a Value, ConfigError> {
         self.get(key).ok_or_else(|| ConfigError::Missing {
             key: self.name(key),
-            family: self.family.to_owned(),
+            family: shorten(self.family.to_owned(), 60),
         })
     }
 
     fn wrong(&self, key: &str, wanted: impl fmt::Display, got: &Value) -> ConfigError {
-        ConfigError::Type { key: self.name(key), wanted: wanted.to_string(), got: shorten(got) }
+        ConfigError::Type { key: self.name(key), wanted: wanted.to_string(), got: shorten(got.to_string(), 60) }
     }
 
     /// A nested object, if present.
@@ -196,12 +201,18 @@ impl<'a> ConfigReader<'a> {
             .map(Some)
     }
 
+    /// A refusal of a feature by name.
+    pub fn unsupported(&self, what: impl Into<String>) -> ConfigError {
+        let family = shorten(self.family.to_owned(), 60);
+        ConfigError::Unsupported { what: shorten(what.into(), 120), family }
+    }
+
     /// Refuses a feature by name unless `holds`.
     pub fn refuse_unless(&self, holds: bool, what: impl Into<String>) -> Result<(), ConfigError> {
         if holds {
             return Ok(());
         }
-        Err(ConfigError::Unsupported { what: what.into(), family: self.family.to_owned() })
+        Err(self.unsupported(what))
     }
 }
 

@@ -33,10 +33,8 @@ impl Plan {
     pub fn from_config(config: &Value) -> Result<Plan, ConfigError> {
         let reader = ConfigReader::new(config)?;
         let family = FAMILIES.iter().find(|family| family.name == reader.family());
-        let family = family.ok_or_else(|| ConfigError::Family {
-            found: reader.family().to_owned(),
-            supported: FAMILIES.iter().map(|f| f.name).collect::<Vec<_>>().join(", "),
-        })?;
+        let supported = || FAMILIES.iter().map(|f| f.name).collect::<Vec<_>>().join(", ");
+        let family = family.ok_or_else(|| reader.unknown_family(supported()))?;
         (family.plan)(&reader)
     }
 }
@@ -99,10 +97,7 @@ fn sparse_layers(config: &ConfigReader<'_>, layers: usize) -> Result<Vec<bool>, 
             .map(|kind| match *kind {
                 "sparse" => Ok(true),
                 "dense" => Ok(false),
-                other => Err(ConfigError::Unsupported {
-                    what: format!("mlp_layer_types {other:?}"),
-                    family: config.family().to_owned(),
-                }),
+                other => Err(config.unsupported(format!("mlp_layer_types {other:?}"))),
             })
             .collect();
     }

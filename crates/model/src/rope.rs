@@ -40,10 +40,7 @@ pub(crate) fn plan(
                 magnitude: yarn.magnitude() as f32,
             })
         }
-        other => {
-            config.refuse_unless(false, format!("rope_type {other:?}"))?;
-            Err(ConfigError::Inconsistent(format!("rope_type {other:?}")))
-        }
+        other => Err(config.unsupported(format!("rope_type {other:?}"))),
     }
 }
 

@@ -292,6 +292,16 @@ impl fmt::Display for Size {
     }
 }
 
+impl fmt::Display for LimitSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LimitSource::Explicit => f.write_str("demanded"),
+            LimitSource::Cgroup(path) => write!(f, "control group {}", path.display()),
+            LimitSource::Memory => f.write_str("available memory"),
+        }
+    }
+}
+
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for term in &self.terms {
@@ -300,11 +310,7 @@ impl fmt::Display for Budget {
         let total = self.total();
         writeln!(f, "{:<20}{:>14}", "sum", Size(total))?;
         write!(f, "{:<20}{:>14}  ", "limit", Size(self.limit))?;
-        match &self.source {
-            LimitSource::Explicit => writeln!(f, "(demanded)")?,
-            LimitSource::Cgroup(path) => writeln!(f, "(control group {})", path.display())?,
-            LimitSource::Memory => writeln!(f, "(available memory)")?,
-        }
+        writeln!(f, "({})", self.source)?;
         match self.rest() {
             Some(rest) => write!(f, "{:<20}{:>14}", "left", Size(rest)),
             None => write!(f, "{:<20}{:>14}", "missing", Size(total - self.limit)),

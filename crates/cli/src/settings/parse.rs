@@ -1,7 +1,7 @@
 //! Parsers of single values. Every one parses the whole text or refuses it.
 
 /// A size in bytes: `24G`, `700M`, `4096`, `2GiB`; K, M and G are powers of 1024.
-pub(super) fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
     let shift = match unit.to_ascii_lowercase().as_str() {
@@ -29,7 +29,7 @@ pub(super) fn on_off(text: &str) -> Result<bool, String> {
 }
 
 /// A whole number of at least 1.
-pub(super) fn positive(text: &str) -> Result<usize, String> {
+pub fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("it must be at least 1; leave it out to have it chosen".to_owned()),
         Ok(number) => Ok(number),

@@ -31,8 +31,11 @@ impl Tokenizer {
         Self::from_bytes(&bytes).map_err(|reason| TextError::Malformed { path, reason })
     }
 
-    /// Parses the text of a `tokenizer.json`; the error is a reason without the file's name.
-    fn from_bytes(bytes: &[u8]) -> Result<Tokenizer, String> {
+    /// Parses the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// A reason without the file's name, whatever the bytes are.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Tokenizer, String> {
         let mut json: serde_json::Value =
             serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let fields = json

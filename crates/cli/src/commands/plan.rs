@@ -1,0 +1,236 @@
+//! `metaltail plan`: memory by tier, bytes a token and the speed that they allow.
+//!
+//! Works on a model directory, or on a `config.json` alone before any download. Every term of the
+//! budget is printed always, so that two runs can be compared even where nothing was refused.
+
+mod bound;
+mod drive;
+mod model;
+
+use metaltail_bench::{Bandwidth, Spread};
+use metaltail_engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineError, memory};
+use metaltail_kernels::{Pool, default_threads};
+use metaltail_store::{Budget, Fit, Geometry, Machine, StoreConfig, Wanted};
+use serde_json::{Map, Value, json};
+
+use bound::{Bound, Reads};
+use drive::DriveProbe;
+use model::Planned;
+
+use crate::args::PlanArgs;
+use crate::exit::{self, Failure, Kind};
+use crate::opened::chosen;
+use crate::report::bytes as size;
+use crate::runtime::failure;
+use crate::settings::Settings;
+use crate::words::table;
+
+/// Bytes that the memory probe reads; fewer where memory is scarce.
+const PROBE_BYTES: u64 = 256 << 20;
+
+/// Rounds of the memory probe, of which the median counts.
+const PROBE_ROUNDS: usize = 3;
+
+/// Everything that is printed.
+struct Report {
+    planned: Planned,
+    context: usize,
+    threads: usize,
+    budget: Budget,
+    fit: Fit,
+    geometry: Geometry,
+    reads: Reads,
+    memory: Spread,
+    drive: Result<DriveProbe, String>,
+    bound: Bound,
+}
+
+/// Plans.
+///
+/// # Errors
+/// A model that is refused; a budget that is refused, with the sum.
+pub fn execute(args: &PlanArgs, settings: &Settings) -> Result<(), Failure> {
+    let path = chosen(args.path.as_ref(), settings)?;
+    let threads = settings.threads.unwrap_or_else(default_threads).max(1);
+    let planned = Planned::at(&path)?;
+    let report = Report::new(planned, threads, settings)?;
+    match settings.json() {
+        true => exit::print(&format!("{}\n", report.to_json())),
+        false => exit::print(&report.to_words()),
+    }
+}
+
+impl Report {
+    fn new(planned: Planned, threads: usize, settings: &Settings) -> Result<Report, Failure> {
+        let context = context(settings, planned.plan.max_context)?;
+        let chunk = settings.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
+        let demand = planned.demand(context, chunk, threads)?;
+        let geometry = Geometry::new(&planned.places).map_err(|error| failure(&error.into()))?;
+        let machine = Machine::probe().map_err(|error| Failure::from_error(Kind::Failed, &error))?;
+        let loaders = settings.loaders.unwrap_or_else(StoreConfig::default_loaders);
+        let mut budget = memory::budget(&machine, settings.ram, &demand)
+            .map_err(|error| refused(&error, &demand))?;
+        let fit = budget
+            .fit_cap(&geometry, Wanted { cap: settings.cap, in_flight: None, loaders })
+            .map_err(|error| failure(&error.into()))?;
+
+        let reads = Reads::new(&planned.cost()?, &planned.places, fit.cap);
+        // Nothing of the model is loaded, so a quarter of what is free is safe to take for a moment.
+        let probe = PROBE_BYTES.min(machine.headroom() / 4).max(1 << 20);
+        let memory = measure_memory(probe, threads)?;
+        let drive = drive::probe(&planned, loaders);
+        let rate = drive.as_ref().ok().map(|drive| drive.gb_per_second);
+        let bound = Bound::new(&reads, memory.median, rate);
+        Ok(Report { planned, context, threads, budget, fit, geometry, reads, memory, drive, bound })
+    }
+
+    /// Expert slots in memory and experts on the drive.
+    fn slots(&self) -> (usize, usize) {
+        let experts = self.planned.places.iter().map(|layer| layer.experts.len());
+        experts.fold((0, 0), |(slots, all), n| (slots + n.min(self.fit.cap), all + n))
+    }
+
+    fn notices(&self) -> Vec<String> {
+        let mut notices = self.planned.notices.clone();
+        let most = self.planned.plan.layers.iter().filter_map(|layer| layer.moe());
+        if let Some(top_k) = most.map(|moe| moe.top_k).max()
+            && self.fit.cap < top_k
+        {
+            notices.push(format!(
+                "cap {} is below the {top_k} experts that a token uses a layer: no replacement policy can help, and hits are chance",
+                self.fit.cap
+            ));
+        }
+        if self.reads.expected > 0.0 {
+            notices.push(
+                "expected reads assume that the router chooses every expert equally often; real routing repeats itself and reads less".to_owned(),
+            );
+        }
+        if let (true, Err(reason)) = (self.reads.expected > 0.0, &self.drive) {
+            notices.push(format!(
+                "the drive was not measured ({reason}): the bound says only what memory allows"
+            ));
+        }
+        notices
+    }
+
+    fn to_json(&self) -> Value {
+        let terms: Map<String, Value> =
+            self.budget.terms.iter().map(|term| (term.name.to_owned(), json!(term.bytes))).collect();
+        let (slots, experts) = self.slots();
+        let cost = &self.reads.cost;
+        json!({
+            "model": self.planned.path.to_string_lossy(),
+            "model_type": self.planned.plan.family,
+            "kind": self.planned.kind(),
+            "assumed_formats": self.planned.assumed(),
+            "memory": {
+                "budget": self.budget.limit,
+                "source": self.budget.source.to_string(),
+                "terms": terms,
+                "sum": self.budget.total(),
+                "left": self.budget.rest(),
+            },
+            "experts": {
+                "cap": self.fit.cap,
+                "in_flight": self.fit.in_flight,
+                "slots": slots,
+                "total": experts,
+                "slot_bytes": self.geometry.in_flight_bytes(1),
+                "drive_bytes": self.planned.drive_bytes(),
+                "selections_per_token": self.planned.plan.selections_per_row(),
+            },
+            "token": {
+                "dense_bytes": cost.dense,
+                "routed_bytes": cost.routed,
+                "uncached_read_bytes": cost.routed_on_drive,
+                "expected_read_bytes": self.reads.expected,
+                "expected_hit_rate": self.reads.hit_rate,
+                "routing": "uniform",
+            },
+            "bound": {
+                "resource": self.bound.resource,
+                "tokens_per_second": self.bound.tokens_per_second,
+                "memory_seconds": self.bound.memory_seconds,
+                "drive_seconds": self.bound.drive_seconds,
+                "memory_gb_per_second": self.memory,
+                "drive_gb_per_second": self.drive.as_ref().ok().map(|drive| drive.gb_per_second),
+                "drive": self.drive.as_ref().ok(),
+                "drive_reason": self.drive.as_ref().err(),
+            },
+            "context": self.context,
+            "threads": self.threads,
+            "notices": self.notices(),
+        })
+    }
+
+    fn to_words(&self) -> String {
+        let plan = &self.planned.plan;
+        let (slots, experts) = self.slots();
+        let cost = &self.reads.cost;
+        let mut text = format!(
+            "{}: {}, {}, {} layers ({} sparse), context {}\n\nmemory\n{}\n\n",
+            self.planned.path.display(),
+            plan.family,
+            self.planned.kind().unwrap_or("config.json alone"),
+            plan.layers.len(),
+            plan.sparse_layers(),
+            self.context,
+            self.budget
+        );
+        let row = |name: &str, value: String, remark: String| vec![name.to_owned(), value, remark];
+        let hits = self.reads.hit_rate.map_or("none used".to_owned(), |rate| {
+            format!("hit rate {:.1} % under uniform routing", 100.0 * rate)
+        });
+        let rows = [
+            row("slots kept", slots.to_string(), format!("of {experts} experts, cap {} a layer", self.fit.cap)),
+            row("experts on drive", size(self.planned.drive_bytes()), String::new()),
+            row("dense a token", size(cost.dense), "read from memory".to_owned()),
+            row("routed a token", size(cost.routed), format!("{} experts", plan.selections_per_row())),
+            row("read a token", size(self.reads.expected as u64), format!("expected; {hits}")),
+            row("memory", format!("{:.1} GB/s", self.memory.median), format!("measured: {}", self.memory)),
+            match &self.drive {
+                Ok(drive) => row("drive", format!("{:.2} GB/s", drive.gb_per_second), drive.to_words()),
+                Err(reason) => row("drive", "unknown".to_owned(), reason.clone()),
+            },
+        ];
+        text.push_str(&table(&rows, &[false, true, false]));
+        text.push_str(&format!(
+            "\nbound: at most {:.2} tokens/s, bound by the {}\n",
+            self.bound.tokens_per_second, self.bound.resource
+        ));
+        self.notices().iter().for_each(|notice| text.push_str(&format!("note: {notice}\n")));
+        text
+    }
+}
+
+/// Positions of a session, as the engine chooses them.
+fn context(settings: &Settings, max: usize) -> Result<usize, Failure> {
+    match settings.context {
+        Some(asked) if asked > max => Err(failure(&EngineError::ContextTooLong { asked, max })),
+        Some(asked) => Ok(asked),
+        None => Ok(max.min(DEFAULT_CONTEXT)),
+    }
+}
+
+/// A limit that was refused before anything was charged: the terms are told all the same.
+fn refused(error: &EngineError, demand: &memory::Demand) -> Failure {
+    let mut refusal = failure(error);
+    refusal.causes.push(format!(
+        "the model needs, experts apart: program {}, dense {}, kv {}, scratch {}",
+        size(demand.program),
+        size(demand.dense),
+        size(demand.kv),
+        size(demand.scratch)
+    ));
+    refusal
+}
+
+fn measure_memory(bytes: u64, threads: usize) -> Result<Spread, Failure> {
+    let bandwidth = Bandwidth::new(usize::try_from(bytes).unwrap_or(usize::MAX));
+    let pool = Pool::new(threads);
+    // The first read settles clocks and threads.
+    bandwidth.measure(&pool);
+    let rates: Vec<f64> = (0..PROBE_ROUNDS).map(|_| bandwidth.measure(&pool)).collect();
+    Spread::of(&rates).ok_or_else(|| Failure::new(Kind::Failed, "the memory could not be measured"))
+}

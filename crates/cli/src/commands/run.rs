@@ -1,0 +1,132 @@
+//! `metaltail run`: one prompt, one answer, figures after it.
+
+use std::io::{IsTerminal, Read, Write, stdin, stdout};
+
+use metaltail_engine::{Finish, GenerateOptions, Session};
+use metaltail_model::text::message;
+use serde::Deserialize;
+use serde_json::{Map, json};
+
+use crate::answer::Answer;
+use crate::args::RunArgs;
+use crate::exit::{Failure, Kind, print};
+use crate::interrupt;
+use crate::report::{Report, drive_bytes};
+use crate::runtime::{Runtime, failure, read_ids, text_failure};
+use crate::settings::Settings;
+
+/// Form of an `--ids` file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IdsFile {
+    ids: Vec<u32>,
+}
+
+/// What is to be continued.
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever refuses or fails; an interrupted run prints what it has and ends with 130.
+pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
+    let prompt = prompt(args)?;
+    let runtime = Runtime::open(settings, 0)?;
+    let prompt_ids = prompt_ids(&runtime, prompt, args.raw)?;
+    let cancel = interrupt::install()?;
+    let json = settings.json();
+    let mut answer = Answer::new(runtime.tokenizer.as_ref(), settings.stop.clone())?;
+    let options = GenerateOptions {
+        sampling: runtime.sampling,
+        max_tokens: settings.max_tokens,
+        stop_ids: runtime.stop_ids.as_slice().to_vec(),
+    };
+    let before = drive_bytes();
+    let mut session = Session::new(&runtime.engine);
+    let mut out = stdout().lock();
+    let result = session.generate(&prompt_ids, &options, cancel, &mut |id| {
+        let flow = answer.take(id);
+        if !json {
+            show(&mut out, answer.fresh());
+        }
+        flow
+    });
+    let generation = result.map_err(|error| failure(&error))?;
+    answer.finish()?;
+    if !json {
+        show(&mut out, answer.fresh());
+        if !answer.has_text() {
+            show(&mut out, &format!("{:?}", generation.ids));
+        }
+        show(&mut out, "\n");
+    }
+    drop(out);
+    let report = Report {
+        engine: &runtime.engine,
+        settings,
+        sampling: Some(&runtime.sampling),
+        figures: runtime.engine.telemetry().figures(),
+        cold_bytes: drive_bytes().zip(before).map(|(after, before)| after.saturating_sub(before)),
+    };
+    if json {
+        let object = json!({
+            "text": answer.text(), "prompt_ids": prompt_ids, "ids": generation.ids,
+            "finish": generation.finish, "stats": report.json(),
+        });
+        print(&format!("{object}\n"))?;
+    } else {
+        eprint!("\n{}", report.block());
+    }
+    match generation.finish {
+        Finish::Cancelled => Err(Failure::silent(Kind::Interrupted)),
+        Finish::Stop | Finish::Length => Ok(()),
+    }
+}
+
+/// Writes at once what was just generated; a reader that went away is not worth an error.
+fn show(out: &mut impl Write, text: &str) {
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+fn prompt(args: &RunArgs) -> Result<Prompt, Failure> {
+    if let Some(path) = &args.ids {
+        let file: IdsFile = read_ids(path, "{\"ids\": [id, …]}")?;
+        return Ok(Prompt::Ids(file.ids));
+    }
+    if let Some(text) = &args.prompt {
+        return Ok(Prompt::Text(text.clone()));
+    }
+    if stdin().is_terminal() {
+        let hint = "no prompt: write it behind `run`, or pipe it in";
+        return Err(Failure::new(Kind::Usage, hint));
+    }
+    let mut text = String::new();
+    stdin().read_to_string(&mut text).map_err(|error| Failure::from_error(Kind::Usage, &error))?;
+    // The line end is the shell's, not the user's.
+    Ok(Prompt::Text(text.strip_suffix('\n').unwrap_or(&text).to_owned()))
+}
+
+fn prompt_ids(runtime: &Runtime, prompt: Prompt, raw: bool) -> Result<Vec<u32>, Failure> {
+    let text = match prompt {
+        Prompt::Ids(ids) => return Ok(ids),
+        Prompt::Text(text) => text,
+    };
+    let tokenizer = runtime.need_tokenizer()?;
+    let rendered = match &runtime.template {
+        Some(template) if !raw => template
+            .render(&[message("user", &text)], true, &Map::new())
+            .map_err(|error| text_failure(&error))?,
+        Some(_) => text,
+        None => {
+            if !raw {
+                let notice = "the model has no chat template: the prompt is continued as it stands";
+                runtime.engine.telemetry().notice(notice);
+            }
+            text
+        }
+    };
+    tokenizer.encode(&rendered).map_err(|error| text_failure(&error))
+}

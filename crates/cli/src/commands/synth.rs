@@ -1,0 +1,119 @@
+//! `metaltail synth`: a seeded synthetic model.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use metaltail_container::convert::WriteError;
+use metaltail_container::synth::{self, SynthOptions, SynthReport};
+use metaltail_model::Plan;
+use serde_json::json;
+
+use crate::args::SynthArgs;
+use crate::exit::{self, Failure, Kind};
+use crate::interrupt;
+use crate::opened::write_failure;
+use crate::progress::Bar;
+use crate::settings::Settings;
+use crate::words::{count, exact_size, shell_word};
+
+/// Writes the model.
+///
+/// # Errors
+/// Sizes out of range, a target that is not empty, a full drive, Ctrl-C.
+pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
+    let refuse = |error: WriteError| write_failure(&error);
+    let config = synth::config(args.like, args.layers, args.experts).map_err(refuse)?;
+    let plan = Plan::from_config(&config)
+        .map_err(|error| Failure::from_error(Kind::Usage, &error))?;
+    let mut options = SynthOptions::new(args.like, args.format);
+    options.seed = args.seed;
+    options.experts = args.expert_format.unwrap_or(options.experts);
+
+    let interrupted = interrupt::install()?;
+    let bar = Bar::bytes("synth", 0, settings.json());
+    let mut progress = |progress: metaltail_container::convert::Progress<'_>| {
+        bar.say(progress.file);
+        bar.set_length(progress.total);
+        bar.set_position(progress.written);
+        match interrupted.is_cancelled() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    };
+    let inventory = plan.inventory();
+    let report = synth::synth(&args.target, &config, &inventory, &options, &mut progress)
+        .map_err(|error| failure(&error, &args.target))?;
+    bar.finish();
+    let (files, bytes) = contents(&args.target)?;
+    if settings.json() {
+        let object = json!({
+            "output": args.target.to_string_lossy(),
+            "like": args.like.to_string(),
+            "format": args.format.to_string(),
+            "seed": args.seed,
+            "files": files,
+            "bytes": bytes,
+            "weights": report,
+            "parameters": {
+                "experts": options.experts.to_string(),
+                "rest": options.rest.to_string(),
+                "draft_experts": options.draft_experts.to_string(),
+            },
+            "model_type": plan.family,
+            "layers": plan.layers.len(),
+        });
+        return exit::print(&format!("{object}\n"));
+    }
+    exit::print(&words(args, &options, files, bytes, &report))
+}
+
+fn words(
+    args: &SynthArgs,
+    options: &SynthOptions,
+    files: usize,
+    bytes: u64,
+    report: &SynthReport,
+) -> String {
+    let target = shell_word(&args.target);
+    format!(
+        "{target}: synthetic {} ({}, experts {}, rest {}, seed {}), {} ({} of weights), {}\n\
+         run it: metaltail run --model {target} --max-tokens 16 \"Hello\"\n",
+        args.like,
+        args.format,
+        options.experts,
+        options.rest,
+        args.seed,
+        count(files, "file"),
+        report.files,
+        exact_size(bytes),
+    )
+}
+
+/// A stopped synthetic model cannot be continued, unlike a conversion.
+fn failure(error: &WriteError, target: &Path) -> Failure {
+    let mut failure = write_failure(error);
+    if matches!(error, WriteError::Interrupted { .. }) {
+        failure.message.push_str(&format!(
+            ": {} holds an unfinished model; remove it before another run",
+            target.display()
+        ));
+    }
+    failure
+}
+
+/// Number and bytes of the files in a directory.
+fn contents(dir: &Path) -> Result<(usize, u64), Failure> {
+    let failed = |error: std::io::Error| {
+        let mut failure = Failure::new(Kind::Failed, format!("cannot list {}", dir.display()));
+        failure.causes.push(error.to_string());
+        failure
+    };
+    let (mut files, mut bytes) = (0, 0u64);
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let meta = entry.and_then(|entry| entry.metadata()).map_err(failed)?;
+        files += 1;
+        bytes = bytes.saturating_add(meta.len());
+    }
+    Ok((files, bytes))
+}

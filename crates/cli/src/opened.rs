@@ -1,0 +1,70 @@
+//! A model that was looked at but not loaded, and how errors of writing one end the program.
+
+use std::path::{Path, PathBuf};
+
+use metaltail_container::convert::WriteError;
+use metaltail_container::{Checkpoint, Inventory};
+use metaltail_model::Plan;
+
+use crate::exit::{Failure, Kind};
+use crate::runtime::model_dir;
+use crate::settings::Settings;
+
+/// A model directory with its plan; no tensor was read.
+pub struct Opened {
+    /// Files and headers.
+    pub checkpoint: Checkpoint,
+    /// What the model computes.
+    pub plan: Plan,
+    /// What it must hold.
+    pub inventory: Inventory,
+}
+
+impl Opened {
+    /// Opens a directory and derives its plan.
+    ///
+    /// # Errors
+    /// A model that is missing, damaged or of a family that is not supported: [`Kind::Model`].
+    pub fn at(dir: &Path) -> Result<Opened, Failure> {
+        let refuse = |error: &(dyn std::error::Error + 'static)| {
+            Failure::from_error(Kind::Model, error)
+        };
+        let checkpoint = Checkpoint::open(dir).map_err(|error| refuse(&error))?;
+        let plan = Plan::from_config(checkpoint.config()).map_err(|error| refuse(&error))?;
+        let inventory = plan.inventory();
+        Ok(Opened { checkpoint, plan, inventory })
+    }
+}
+
+/// The path that a command was given by position, else what `--model` says, else the demo model.
+///
+/// # Errors
+/// There is none of them.
+pub fn chosen(positional: Option<&PathBuf>, settings: &Settings) -> Result<PathBuf, Failure> {
+    match positional {
+        Some(path) => Ok(path.clone()),
+        None => model_dir(settings),
+    }
+}
+
+/// How an error of writing a container ends the program.
+pub fn write_failure(error: &WriteError) -> Failure {
+    let kind = match error {
+        WriteError::Source(_) | WriteError::Damaged { .. } | WriteError::Overflow { .. } => {
+            Kind::Model
+        }
+        // Numbers of the source that the format cannot hold: the source is at fault.
+        WriteError::Quantise { .. } => Kind::Model,
+        WriteError::Layout { .. }
+        | WriteError::Foreign { .. }
+        | WriteError::NotEmpty { .. }
+        | WriteError::SameDirectory { .. }
+        | WriteError::Parameters { .. }
+        | WriteError::SourceChanged { .. }
+        | WriteError::Mixed { .. }
+        | WriteError::Synth(_) => Kind::Usage,
+        WriteError::Interrupted { .. } => Kind::Interrupted,
+        _ => Kind::Failed,
+    };
+    Failure::from_error(kind, error)
+}

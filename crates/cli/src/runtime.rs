@@ -1,0 +1,229 @@
+//! From settings to a loaded model with its text parts.
+
+use std::io::{IsTerminal, stderr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use metaltail_engine::sampler::Sampling;
+use metaltail_engine::telemetry::{Event, Listener, Telemetry};
+use metaltail_engine::{Engine, EngineError, EngineOptions};
+use metaltail_model::ModelError;
+use metaltail_model::text::{ChatTemplate, StopIds, TextError, Tokenizer};
+use metaltail_store::StoreError;
+use serde_json::Value;
+
+use crate::exit::{Failure, Kind};
+use crate::progress::Bar;
+use crate::settings::{self, Settings};
+
+/// Where the demo model lies in a checkout.
+const DEMO: &str = "models/hummingbird-56m";
+
+/// A loaded model with what text needs.
+pub struct Runtime {
+    /// The loaded model.
+    pub engine: Engine,
+    /// Its tokenizer, where the directory has one.
+    pub tokenizer: Option<Tokenizer>,
+    /// Its chat template, where the directory has one.
+    pub template: Option<ChatTemplate>,
+    /// Ids that end an answer.
+    pub stop_ids: StopIds,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+}
+
+/// Prints notices as they come.
+struct Notices;
+
+impl Listener for Notices {
+    fn on_event(&self, event: &Event<'_>) {
+        if let Event::Notice(text) = event {
+            eprintln!("note: {text}");
+        }
+    }
+}
+
+impl Runtime {
+    /// Opens the model that the settings name, or the demo model. `seed` is what an unset seed
+    /// becomes.
+    ///
+    /// # Errors
+    /// A model, a budget or settings that are refused.
+    pub fn open(settings: &Settings, seed: u64) -> Result<Runtime, Failure> {
+        let dir = model_dir(settings)?;
+        let telemetry = Arc::new(Telemetry::new(vec![Arc::new(Notices)]));
+        let bar = Bar::bytes("loading", 0, settings.json());
+        let progress = |done: u64, total: u64| {
+            bar.set_length(total);
+            bar.set_position(done);
+        };
+        let opened = Engine::open(&dir, &engine_options(settings), telemetry, &progress);
+        bar.finish();
+        let engine = opened.map_err(|error| failure(&error))?;
+        let tokenizer = match dir.join("tokenizer.json").exists() {
+            true => Some(Tokenizer::from_dir(&dir).map_err(|error| text_failure(&error))?),
+            false => None,
+        };
+        let template = ChatTemplate::from_dir(&dir).map_err(|error| text_failure(&error))?;
+        let checkpoint = engine.checkpoint();
+        let config = checkpoint.config().as_object().cloned().unwrap_or_default();
+        let generation = checkpoint.generation_config();
+        let stop_ids = StopIds::gather(&config, generation, tokenizer.as_ref())
+            .map_err(|error| text_failure(&error))?;
+        let sampling = sampling(settings, generation, seed);
+        sampling.validate().map_err(|error| Failure::from_error(Kind::Usage, &error))?;
+        if settings.verbose() {
+            eprintln!("{}", engine.budget());
+            eprintln!("reads: {}", engine.store().io_mode().reason);
+        }
+        Ok(Runtime { engine, tokenizer, template, stop_ids, sampling })
+    }
+
+    /// The tokenizer, or a refusal that says what to do without one.
+    ///
+    /// # Errors
+    /// The model directory has no tokenizer.
+    pub fn need_tokenizer(&self) -> Result<&Tokenizer, Failure> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            let dir = self.engine.checkpoint().dir().display();
+            Failure::new(
+                Kind::Model,
+                format!("{dir} has no tokenizer.json: add one, or use `run --ids FILE`, which needs none"),
+            )
+        })
+    }
+}
+
+/// The directory that the settings name, else the demo model of the checkout.
+///
+/// # Errors
+/// There is neither.
+pub fn model_dir(settings: &Settings) -> Result<PathBuf, Failure> {
+    if let Some(dir) = &settings.input.model {
+        return Ok(dir.clone());
+    }
+    let above = |start: Option<PathBuf>| {
+        let start = start?;
+        start.ancestors().map(|dir| dir.join(DEMO)).find(|dir| dir.join("manifest.json").exists())
+    };
+    let near_program = || above(std::env::current_exe().ok());
+    above(std::env::current_dir().ok()).or_else(near_program).ok_or_else(|| {
+        Failure::new(
+            Kind::Usage,
+            format!("no model was named, and there is no {DEMO} here or above: use --model DIR or METALTAIL_MODEL"),
+        )
+    })
+}
+
+/// An engine's options as the settings have them.
+pub fn engine_options(settings: &Settings) -> EngineOptions {
+    EngineOptions {
+        ram: settings.ram,
+        cap: settings.cap,
+        loaders: settings.loaders,
+        direct: match settings.direct {
+            None | Some(settings::Direct::Auto) => metaltail_store::Direct::Auto,
+            Some(settings::Direct::On) => metaltail_store::Direct::On,
+            Some(settings::Direct::Off) => metaltail_store::Direct::Off,
+        },
+        checksums: settings.checksums,
+        prefill_chunk: settings.prefill_chunk,
+        context: settings.context,
+        threads: settings.threads,
+        exact: settings.exact.unwrap_or(false),
+        ..EngineOptions::default()
+    }
+}
+
+/// Sampling as set, else as `generation_config.json` recommends, else greedy (which is what the
+/// reference does without a recommendation).
+fn sampling(settings: &Settings, generation: Option<&Value>, seed: u64) -> Sampling {
+    let number = |key: &str| generation.and_then(|value| value.get(key)).and_then(Value::as_f64);
+    let samples = generation
+        .and_then(|value| value.get("do_sample"))
+        .and_then(Value::as_bool)
+        .unwrap_or(false);
+    let (temperature, top_p, top_k, min_p) = match samples {
+        true => (
+            number("temperature").unwrap_or(1.0) as f32,
+            number("top_p").unwrap_or(1.0) as f32,
+            number("top_k").unwrap_or(0.0) as usize,
+            number("min_p").unwrap_or(0.0) as f32,
+        ),
+        false => (0.0, 1.0, 0, 0.0),
+    };
+    Sampling {
+        temperature: settings.temperature.unwrap_or(temperature),
+        top_p: settings.top_p.unwrap_or(top_p),
+        top_k: settings.top_k.unwrap_or(top_k),
+        min_p: settings.min_p.unwrap_or(min_p),
+        seed: settings.seed.unwrap_or(seed),
+    }
+}
+
+/// The exit that an engine's error means.
+pub fn failure(error: &EngineError) -> Failure {
+    let kind = match error {
+        EngineError::Config(_) | EngineError::Container(_) => Kind::Model,
+        EngineError::Budget(_) => Kind::Budget,
+        EngineError::Store(error) => store_kind(error),
+        EngineError::Model(error) => match error {
+            ModelError::Config(_) | ModelError::Container(_) | ModelError::Layout(_) => Kind::Model,
+            ModelError::Store(error) => store_kind(error),
+            ModelError::TokenOutOfRange { .. } => Kind::Usage,
+            ModelError::Cancelled => Kind::Interrupted,
+            _ => Kind::Failed,
+        },
+        EngineError::EmptyPrompt
+        | EngineError::PromptTooLong { .. }
+        | EngineError::ContextTooLong { .. }
+        | EngineError::PositionPastEnd { .. }
+        | EngineError::Setting(_) => Kind::Usage,
+        _ => Kind::Failed,
+    };
+    Failure::from_error(kind, error)
+}
+
+fn store_kind(error: &StoreError) -> Kind {
+    match error {
+        StoreError::Checksum { .. } | StoreError::EndOfFile { .. } | StoreError::Place { .. } => {
+            Kind::Model
+        }
+        StoreError::Config(_) | StoreError::Direct { .. } => Kind::Usage,
+        _ => Kind::Failed,
+    }
+}
+
+/// The exit that an error of tokenizer or template means.
+pub fn text_failure(error: &TextError) -> Failure {
+    let kind = match error {
+        TextError::IdOutOfRange { .. } => Kind::Usage,
+        _ => Kind::Model,
+    };
+    Failure::from_error(kind, error)
+}
+
+/// Reads a JSON file of ids.
+///
+/// # Errors
+/// A file that cannot be read or has another form.
+pub fn read_ids<T: serde::de::DeserializeOwned>(path: &Path, form: &str) -> Result<T, Failure> {
+    let wrong = |reason: String| {
+        Failure::new(Kind::Usage, format!("{} is not a file with {form}: {reason}", path.display()))
+    };
+    let bytes = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))
+}
+
+/// A seed that nobody knows beforehand.
+pub fn drawn_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // The standard library seeds its hashers from the system's random source.
+    std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11
+}
+
+/// Whether people read standard error.
+pub fn stderr_is_terminal() -> bool {
+    stderr().is_terminal()
+}

@@ -1,0 +1,6 @@
+//! Any bytes as a safetensors header: an answer or an error.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let _ = metaltail_container::parse_header(bytes, 1 << 30);
+});
