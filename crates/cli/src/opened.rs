@@ -26,9 +26,7 @@ impl Opened {
     /// # Errors
     /// A model that is missing, damaged or of a family that is not supported: [`Kind::Model`].
     pub fn at(dir: &Path) -> Result<Opened, Failure> {
-        let refuse = |error: &(dyn std::error::Error + 'static)| {
-            Failure::from_error(Kind::Model, error)
-        };
+        let refuse = |error: &(dyn std::error::Error + 'static)| Failure::from_error(Kind::Model, error);
         let checkpoint = Checkpoint::open(dir).map_err(|error| refuse(&error))?;
         let plan = Plan::from_config(checkpoint.config()).map_err(|error| refuse(&error))?;
         let inventory = plan.inventory();
@@ -50,9 +48,7 @@ pub fn chosen(positional: Option<&PathBuf>, settings: &Settings) -> Result<PathB
 /// How an error of writing a container ends the program.
 pub fn write_failure(error: &WriteError) -> Failure {
     let kind = match error {
-        WriteError::Source(_) | WriteError::Damaged { .. } | WriteError::Overflow { .. } => {
-            Kind::Model
-        }
+        WriteError::Source(_) | WriteError::Damaged { .. } | WriteError::Overflow { .. } => Kind::Model,
         // Numbers of the source that the format cannot hold: the source is at fault.
         WriteError::Quantise { .. } => Kind::Model,
         WriteError::Layout { .. }

@@ -17,10 +17,10 @@ mod file;
 mod flags;
 mod parse;
 
-pub use environment::{Environment, PREFIX};
+pub use environment::Environment;
 pub use file::ConfigFile;
 pub use parse::{positive, size};
-pub use flags::{Device, Direct, Draft, Flags, Io, ModelFlags, OutputFlags, Policy};
+pub use flags::{Direct, Flags, ModelFlags, OutputFlags};
 
 /// Where a setting's value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

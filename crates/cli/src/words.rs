@@ -23,10 +23,7 @@ pub fn table(rows: &[Vec<String>], numbers: &[bool]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
-        cells
-            .map(|cell| cell.chars().count())
-            .max()
-            .unwrap_or(0)
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
@@ -54,6 +51,14 @@ pub fn shell_word(path: &std::path::Path) -> String {
         true => text.into_owned(),
         false => format!("'{}'", text.replace('\'', r"'\''")),
     }
+}
+
+/// What to say of figures that a build without optimisation measured.
+pub fn unoptimised() -> Option<String> {
+    cfg!(debug_assertions).then(|| {
+        "this is a debug build: its measured rates are far below the machine's; build with --release"
+            .to_owned()
+    })
 }
 
 #[cfg(test)]

@@ -55,10 +55,10 @@ fn a_model_is_charged_what_plan_says_a_token_reads() {
 #[test]
 fn a_model_that_is_not_resident_is_said_not_to_be() {
     let dir = tiny("slab");
-    let line = format!("{SMALL} --format int8 --model model --ram 512M --cap 1");
+    let line = "bench kernels --hidden 64 --width 64 --rounds 1 --working-set 1M --format int8 --model model --ram 512M --cap 1";
     let decode = run(dir.path(), &format!("{line} --json")).expect(0).json()["decode"].clone();
     assert_eq!(decode["resident"], false);
-    let text = run(dir.path(), &line).expect(0).stdout;
+    let text = run(dir.path(), line).expect(0).stdout;
     assert!(text.contains("not the speed of a resident model"), "{text}");
 }
 

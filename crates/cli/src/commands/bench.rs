@@ -20,7 +20,7 @@ use crate::report::bytes as size;
 use crate::runtime::{engine_options, failure};
 use crate::settings::{Origin, Settings};
 use crate::token_cost::TokenCost;
-use crate::words::table;
+use crate::words::{table, unoptimised};
 
 /// Experts a pass where nothing is said.
 const TOP_K: usize = 8;
@@ -56,7 +56,8 @@ pub fn execute(args: &BenchKernelsArgs, settings: &Settings) -> Result<(), Failu
         });
         return exit::print(&format!("{object}\n"));
     }
-    let mut text = kernel_words(&report);
+    let mut text = unoptimised().map_or(String::new(), |text| format!("note: {text}\n"));
+    text.push_str(&kernel_words(&report));
     if let Some(measured) = &decode {
         text.push_str(&measured.to_words());
     }
@@ -174,8 +175,7 @@ impl Measured {
             row("prefill, tokens/s", report.prefill_tokens_per_second.to_string()),
         ];
         let model = self.resolved.model.display();
-        let mut text =
-            format!("\n{model}, {} threads\n{}", self.resolved.threads, table(&rows, &[]));
+        let mut text = format!("\n{model}, {} threads\n{}", self.resolved.threads, table(&rows, &[]));
         if !self.resident() {
             text.push_str(&format!(
                 "note: only {:.1} % of the experts looked up were in memory: these rounds also read from the drive, so this is not the speed of a resident model. More --ram or a larger --cap holds them all; experts that no earlier round used also count as misses, which more --rounds settles\n",
@@ -216,6 +216,7 @@ fn machine() -> Value {
     let memory = Machine::probe().ok();
     json!({
         "program": env!("CARGO_PKG_VERSION"),
+        "optimised": !cfg!(debug_assertions),
         "system": std::env::consts::OS,
         "architecture": std::env::consts::ARCH,
         "processor": cpu,

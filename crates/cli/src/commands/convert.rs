@@ -70,8 +70,7 @@ fn prepare(args: &ConvertArgs) -> Result<Prepared, Failure> {
         draft_experts: args.draft_format.unwrap_or(default.draft_experts),
     };
     let refuse = |error: WriteError| write_failure(&error);
-    let plan =
-        ConvertPlan::new(&opened.checkpoint, &opened.inventory, &options).map_err(refuse)?;
+    let plan = ConvertPlan::new(&opened.checkpoint, &opened.inventory, &options).map_err(refuse)?;
     let draft = opened.checkpoint.draft(&opened.inventory);
     let mut source_bytes = 0u64;
     for path in opened.checkpoint.files() {
@@ -90,26 +89,19 @@ fn write(args: &ConvertArgs, prepared: &Prepared, json: bool) -> Result<ConvertR
     let interrupted = interrupt::install()?;
     let bar = Bar::bytes("convert", prepared.plan.total_bytes(), json);
     let opened = &prepared.opened;
-    let report = convert(
-        &opened.checkpoint,
-        &opened.inventory,
-        &args.target,
-        &prepared.options,
-        &mut |progress| {
+    let report =
+        convert(&opened.checkpoint, &opened.inventory, &args.target, &prepared.options, &mut |progress| {
             bar.say(progress.file);
             bar.set_position(progress.written);
             match interrupted.is_cancelled() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
-        },
-    );
+        });
     report.map_err(|error| {
         let mut failure = write_failure(&error);
         if matches!(error, WriteError::Interrupted { .. }) {
-            failure.message.push_str(
-                ": the same command goes on from the last whole file",
-            );
+            failure.message.push_str(": the same command goes on from the last whole file");
         }
         failure
     })
@@ -143,9 +135,9 @@ impl Prepared {
             Draft::Complete => {
                 format!("draft layer: taken over, its experts in {}", parameters.draft_experts)
             }
-            Draft::Partial { present, wanted, .. } => format!(
-                "draft layer: left out, the source has {present} of its {wanted} tensors"
-            ),
+            Draft::Partial { present, wanted, .. } => {
+                format!("draft layer: left out, the source has {present} of its {wanted} tensors")
+            }
         });
         if bytes > self.source_bytes {
             text.push_str(

@@ -23,7 +23,7 @@ use crate::opened::chosen;
 use crate::report::bytes as size;
 use crate::runtime::failure;
 use crate::settings::Settings;
-use crate::words::table;
+use crate::words::{table, unoptimised};
 
 /// Bytes that the memory probe reads; fewer where memory is scarce.
 const PROBE_BYTES: u64 = 256 << 20;
@@ -68,8 +68,8 @@ impl Report {
         let geometry = Geometry::new(&planned.places).map_err(|error| failure(&error.into()))?;
         let machine = Machine::probe().map_err(|error| Failure::from_error(Kind::Failed, &error))?;
         let loaders = settings.loaders.unwrap_or_else(StoreConfig::default_loaders);
-        let mut budget = memory::budget(&machine, settings.ram, &demand)
-            .map_err(|error| refused(&error, &demand))?;
+        let mut budget =
+            memory::budget(&machine, settings.ram, &demand).map_err(|error| refused(&error, &demand))?;
         let fit = budget
             .fit_cap(&geometry, Wanted { cap: settings.cap, in_flight: None, loaders })
             .map_err(|error| failure(&error.into()))?;
@@ -92,6 +92,7 @@ impl Report {
 
     fn notices(&self) -> Vec<String> {
         let mut notices = self.planned.notices.clone();
+        notices.extend(unoptimised());
         let most = self.planned.plan.layers.iter().filter_map(|layer| layer.moe());
         if let Some(top_k) = most.map(|moe| moe.top_k).max()
             && self.fit.cap < top_k
@@ -183,7 +184,11 @@ impl Report {
             format!("hit rate {:.1} % under uniform routing", 100.0 * rate)
         });
         let rows = [
-            row("slots kept", slots.to_string(), format!("of {experts} experts, cap {} a layer", self.fit.cap)),
+            row(
+                "slots kept",
+                slots.to_string(),
+                format!("of {experts} experts, cap {} a layer", self.fit.cap),
+            ),
             row("experts on drive", size(self.planned.drive_bytes()), String::new()),
             row("dense a token", size(cost.dense), "read from memory".to_owned()),
             row("routed a token", size(cost.routed), format!("{} experts", plan.selections_per_row())),

@@ -24,8 +24,7 @@ use crate::words::{count, exact_size, shell_word};
 pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
     let refuse = |error: WriteError| write_failure(&error);
     let config = synth::config(args.like, args.layers, args.experts).map_err(refuse)?;
-    let plan = Plan::from_config(&config)
-        .map_err(|error| Failure::from_error(Kind::Usage, &error))?;
+    let plan = Plan::from_config(&config).map_err(|error| Failure::from_error(Kind::Usage, &error))?;
     let mut options = SynthOptions::new(args.like, args.format);
     options.seed = args.seed;
     options.experts = args.expert_format.unwrap_or(options.experts);
@@ -68,13 +67,7 @@ pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
     exit::print(&words(args, &options, files, bytes, &report))
 }
 
-fn words(
-    args: &SynthArgs,
-    options: &SynthOptions,
-    files: usize,
-    bytes: u64,
-    report: &SynthReport,
-) -> String {
+fn words(args: &SynthArgs, options: &SynthOptions, files: usize, bytes: u64, report: &SynthReport) -> String {
     let target = shell_word(&args.target);
     format!(
         "{target}: synthetic {} ({}, experts {}, rest {}, seed {}), {} ({} of weights), {}\n\

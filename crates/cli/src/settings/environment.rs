@@ -8,7 +8,7 @@ use clap::Arg;
 use super::{SettingsError, check, name, suggest};
 
 /// What the program's environment variables begin with.
-pub const PREFIX: &str = "METALTAIL_";
+const PREFIX: &str = "METALTAIL_";
 /// The variable that names the settings file instead of being a setting.
 const CONFIG: &str = "METALTAIL_CONFIG";
 

@@ -87,9 +87,9 @@ impl ConfigFile {
                     let texts: Option<Vec<OsString>> = list.iter().map(text_of).collect();
                     texts.ok_or_else(|| refuse("it must be a list of texts"))?
                 }
-                single => vec![text_of(single).ok_or_else(|| {
-                    refuse("it must be a text, a number or true or false")
-                })?],
+                single => vec![
+                    text_of(single).ok_or_else(|| refuse("it must be a text, a number or true or false"))?,
+                ],
             };
             check(arg, &given, place)?;
             if values.insert(arg.get_id().to_string(), given).is_some() {

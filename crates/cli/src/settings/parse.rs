@@ -11,9 +11,9 @@ pub fn size(text: &str) -> Result<u64, String> {
         "g" | "gb" | "gib" => 30,
         _ => return Err("a size is a whole number with K, M, G or nothing after it, such as 24G".to_owned()),
     };
-    let number: u64 = number.parse().map_err(|_| {
-        "a size begins with a whole number that fits in 64 bits, such as 24G".to_owned()
-    })?;
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "a size begins with a whole number that fits in 64 bits, such as 24G".to_owned())?;
     number
         .checked_mul(1 << shift)
         .ok_or_else(|| "the size is larger than 16 EiB, which no machine has".to_owned())
@@ -76,7 +76,8 @@ mod tests {
         ] {
             assert_eq!(size(text), Ok(bytes), "{text}");
         }
-        for bad in ["", "G", "1.5G", "-1", "24 G", "24X", "24GG", "99999999999999999999", "17179869184G", "é"] {
+        for bad in ["", "G", "1.5G", "-1", "24 G", "24X", "24GG", "99999999999999999999", "17179869184G", "é"]
+        {
             assert!(size(bad).is_err(), "{bad}");
         }
     }

@@ -110,7 +110,8 @@ fn stops_come_from_one_place_only() {
 #[test]
 fn config_has_every_flag_with_underscores() {
     let variables = [("METALTAIL_MODEL", "/models/x"), ("METALTAIL_RAM", "2G")];
-    let settings = resolve(&["--direct", "off", "--prefill-chunk", "7", "--checksums=on"], &variables, "").unwrap();
+    let settings =
+        resolve(&["--direct", "off", "--prefill-chunk", "7", "--checksums=on"], &variables, "").unwrap();
     let config = settings.config();
     assert_eq!(config["model"], "/models/x");
     assert_eq!(config["ram"], 2u64 << 30);
@@ -141,7 +142,9 @@ fn the_first_file_found_is_the_one_read() {
     std::fs::write(here.path().join("metaltail.toml"), "cap = 222").unwrap();
     assert!(path_found(&environment(&[])).unwrap().unwrap().contains("222"));
     std::fs::write(here.path().join("named.toml"), "cap = 333").unwrap();
-    assert!(path_found(&environment(&[("METALTAIL_CONFIG", "named.toml")])).unwrap().unwrap().contains("333"));
+    assert!(
+        path_found(&environment(&[("METALTAIL_CONFIG", "named.toml")])).unwrap().unwrap().contains("333")
+    );
     let absent = path_found(&environment(&[("METALTAIL_CONFIG", "absent.toml")])).unwrap_err().to_string();
     assert!(absent.contains("absent.toml"), "{absent}");
 }

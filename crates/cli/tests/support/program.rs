@@ -67,9 +67,8 @@ pub fn tiny(form: &str) -> TempDir {
 /// Names and contents of a directory's files.
 pub fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let named = |path: PathBuf| {
-        (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap())
-    };
+    let named =
+        |path: PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap());
     entries.map(named).collect()
 }
 

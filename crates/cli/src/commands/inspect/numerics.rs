@@ -75,11 +75,7 @@ impl Numerics {
 ///
 /// # Errors
 /// Ids that cannot be read or used, a model or a budget that is refused, Ctrl-C.
-pub fn measure(
-    dir: &Path,
-    ids: Option<&Path>,
-    settings: &Settings,
-) -> Result<Numerics, Failure> {
+pub fn measure(dir: &Path, ids: Option<&Path>, settings: &Settings) -> Result<Numerics, Failure> {
     let given = ids.map(|path| read_ids::<Ids>(path, r#"{"sequences": [[id, …], …]}"#)).transpose()?;
     let cancel = interrupt::install()?;
     let exact = open(dir, true, settings)?;
@@ -140,8 +136,8 @@ fn first_id(engine: &Engine) -> Result<u32, Failure> {
         .flatten()
         .find_map(|value| value.get("bos_token_id")?.as_u64());
     let map = config.as_object().cloned().unwrap_or_default();
-    let stops = StopIds::gather(&map, checkpoint.generation_config(), None)
-        .map_err(|error| text_failure(&error))?;
+    let stops =
+        StopIds::gather(&map, checkpoint.generation_config(), None).map_err(|error| text_failure(&error))?;
     let id = bos.and_then(|id| u32::try_from(id).ok()).or(stops.as_slice().first().copied());
     Ok(id.filter(|id| (*id as usize) < engine.plan().vocab).unwrap_or(0))
 }

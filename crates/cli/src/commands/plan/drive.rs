@@ -56,8 +56,8 @@ pub fn probe(planned: &Planned, loaders: usize) -> Result<DriveProbe, String> {
         .collect();
     let first = experts.first().ok_or("the model has no routed experts")?;
     let expert_bytes = first.iter().map(|run| run.len).sum();
-    let (reader, _) = FileReader::open(checkpoint.files(), Direct::On, 0, None)
-        .map_err(|error| error.to_string())?;
+    let (reader, _) =
+        FileReader::open(checkpoint.files(), Direct::On, 0, None).map_err(|error| error.to_string())?;
     let (bytes, count) = (AtomicU64::new(0), AtomicU64::new(0));
     let start = Instant::now();
     let results: Vec<Result<(), String>> = std::thread::scope(|scope| {

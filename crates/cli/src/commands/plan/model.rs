@@ -5,8 +5,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use metaltail_container::{
-    Checkpoint, Error, ExpertLayerSpec, ExpertPlace, Extent, Inventory, JSON_CAP, Part, PartPlace,
-    RunOffset, TensorSpec,
+    Checkpoint, Error, ExpertLayerSpec, ExpertPlace, Extent, Inventory, JSON_CAP, Part, PartPlace, RunOffset,
+    TensorSpec,
 };
 use metaltail_engine::memory::{Demand, resident_bytes};
 use metaltail_model::{Plan, expert_places};
@@ -69,8 +69,7 @@ impl Planned {
         let plan = Plan::from_config(checkpoint.config()).map_err(|error| refuse(&error))?;
         let inventory = plan.inventory();
         checkpoint.check(&inventory).map_err(|error| refuse(&error))?;
-        let places =
-            expert_places(&checkpoint, &inventory, false).map_err(|error| refuse(&error))?;
+        let places = expert_places(&checkpoint, &inventory, false).map_err(|error| refuse(&error))?;
         let notices = checkpoint.notices();
         let path = path.to_owned();
         Ok(Planned { path, checkpoint: Some(checkpoint), plan, inventory, places, notices })
@@ -115,12 +114,7 @@ impl Planned {
     ///
     /// # Errors
     /// Tensors that cannot be located.
-    pub fn demand(
-        &self,
-        context: usize,
-        chunk: usize,
-        threads: usize,
-    ) -> Result<Demand, Failure> {
+    pub fn demand(&self, context: usize, chunk: usize, threads: usize) -> Result<Demand, Failure> {
         let (plan, inventory) = (&self.plan, &self.inventory);
         if let Some(checkpoint) = &self.checkpoint {
             return Demand::of(checkpoint, plan, inventory, context, chunk, threads)
@@ -146,8 +140,7 @@ impl Planned {
                 Ok::<_, Error>(checkpoint.matrix(spec)?.layout.bytes() as u64)
             })
             .map_err(|error| refuse(&error)),
-            None => TokenCost::of(plan, inventory, places, assumed_bytes)
-                .map_err(|error| refuse(&error)),
+            None => TokenCost::of(plan, inventory, places, assumed_bytes).map_err(|error| refuse(&error)),
         }
     }
 }
@@ -192,9 +185,8 @@ fn assumed_layer(spec: &ExpertLayerSpec) -> Result<LayerExperts, LayoutError> {
 
 /// Reads a JSON file of at most [`JSON_CAP`] bytes.
 fn read_json(path: &Path) -> Result<Value, Failure> {
-    let refuse = |reason: String| {
-        Failure::new(Kind::Model, format!("cannot use {}: {reason}", path.display()))
-    };
+    let refuse =
+        |reason: String| Failure::new(Kind::Model, format!("cannot use {}: {reason}", path.display()));
     let file = File::open(path).map_err(|error| refuse(error.to_string()))?;
     let mut text = Vec::new();
     file.take(JSON_CAP + 1).read_to_end(&mut text).map_err(|error| refuse(error.to_string()))?;
