@@ -141,6 +141,8 @@ impl<'e> Session<'e> {
         cancel: &CancelFlag,
         each: &mut dyn FnMut(u32) -> Flow,
     ) -> Result<Generation, EngineError> {
+        let sampler = Sampler::new(options.sampling)
+            .map_err(|error| EngineError::Setting(error.to_string()))?;
         // The last row's logits are needed, so at least that row is computed again.
         self.rewind_to(&prompt[..prompt.len() - 1]);
         let width = self.engine.plan().hidden;
@@ -158,18 +160,17 @@ impl<'e> Session<'e> {
             other => other?,
         }
         self.engine.telemetry().begin(Phase::Decode);
-        self.decode(last, options, cancel, each)
+        self.decode(last, sampler, options, cancel, each)
     }
 
     fn decode(
         &mut self,
         mut hidden: Vec<f32>,
+        mut sampler: Sampler,
         options: &GenerateOptions,
         cancel: &CancelFlag,
         each: &mut dyn FnMut(u32) -> Flow,
     ) -> Result<Generation, EngineError> {
-        let mut sampler = Sampler::new(options.sampling)
-            .map_err(|error| EngineError::Setting(error.to_string()))?;
         let limit = options.max_tokens.unwrap_or(usize::MAX);
         let mut ids = Vec::new();
         while ids.len() < limit {

@@ -259,7 +259,7 @@ impl ModelObserver for Telemetry {
                 self.with(|state| state.phase_figures().selections += *selections as u64);
             }
             ModelEvent::RouterNotANumber { layer, .. } => self.notice(&format!(
-                "the router of layer {layer} gave scores that are not numbers: the weights or the input are damaged; the lowest expert ids were used with weight zero"
+                "the router of layer {layer} gave scores that are not numbers: the weights or the input are damaged; such experts were passed over, or used with weight zero where too few others were left"
             )),
             _ => {}
         }

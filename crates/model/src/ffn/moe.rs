@@ -82,15 +82,16 @@ impl Moe {
         })
     }
 
-    /// Computes all distinct experts; hits first, misses as they land.
+    /// Computes all distinct experts; hits first, misses as they land. Leases that the device
+    /// still computes on are left in `held`: they must outlive the device's `finish`.
     fn compute(
         &self,
         experts: &mut Experts<'_>,
         union: &Union,
+        held: &mut Vec<Lease>,
         mut between: impl FnMut(),
     ) -> Result<(), ModelError> {
         let mut fetch = experts.store.fetch(self.layer, &union.experts)?;
-        let mut held: Vec<Lease> = Vec::new();
         let mut first = true;
         while let Some(batch) = fetch.next_batch()? {
             let tasks = batch
@@ -108,7 +109,6 @@ impl Moe {
                 between();
             }
         }
-        drop(held);
         Ok(())
     }
 }
@@ -169,10 +169,15 @@ impl FeedForward for Moe {
         experts.compute.begin(h, self.hidden, choices.len() * self.plan.top_k)?;
         // The shared expert is computed while the misses load.
         let mut shared = None;
-        self.compute(experts, &union, || {
+        let mut held = Vec::new();
+        let submitted = self.compute(experts, &union, &mut held, || {
             shared = self.shared.as_ref().map(|shared| shared.compute(cx, h));
-        })?;
-        let products = experts.compute.finish()?;
+        });
+        // Before leases are given up the device is waited for, after a failed read too.
+        let finished = experts.compute.finish();
+        drop(held);
+        submitted?;
+        let products = finished?;
         for (r, (choice, out)) in choices.iter().zip(out.chunks_mut(self.hidden)).enumerate() {
             out.fill(0.0);
             for (rank, (_, weight)) in choice.iter().enumerate() {
