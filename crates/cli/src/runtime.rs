@@ -1,6 +1,5 @@
 //! From settings to a loaded model with its text parts.
 
-use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -221,9 +220,4 @@ pub fn drawn_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     // The standard library seeds its hashers from the system's random source.
     std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11
-}
-
-/// Whether people read standard error.
-pub fn stderr_is_terminal() -> bool {
-    stderr().is_terminal()
 }

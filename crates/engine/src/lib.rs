@@ -17,4 +17,4 @@ pub mod telemetry;
 pub use engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, Engine, EngineOptions, Resolved};
 pub use error::EngineError;
 pub use score::{Score, score};
-pub use session::{Finish, Flow, GenerateOptions, Generation, Session};
+pub use session::{EachChunk, Finish, Flow, GenerateOptions, Generation, Session};

@@ -49,6 +49,9 @@ pub enum Flow {
     Stop,
 }
 
+/// Takes the position of a chunk's first row and its hidden states, rows × hidden.
+pub type EachChunk<'a> = &'a mut dyn FnMut(usize, &[f32]) -> Result<(), EngineError>;
+
 /// One sequence on an engine.
 pub struct Session<'e> {
     engine: &'e Engine,
@@ -85,7 +88,7 @@ impl<'e> Session<'e> {
         &mut self,
         ids: &[u32],
         cancel: &CancelFlag,
-        each: &mut dyn FnMut(usize, &[f32]) -> Result<(), EngineError>,
+        each: EachChunk<'_>,
     ) -> Result<(), EngineError> {
         let (context, start) = (self.engine.context(), self.ids.len());
         if start + ids.len() > context {

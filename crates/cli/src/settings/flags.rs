@@ -24,13 +24,13 @@ pub struct Flags {
     /// Which expert makes room for another
     #[arg(long, value_enum, value_name = "POLICY", help_heading = "Memory and storage")]
     pub policy: Option<Policy>,
-    /// Threads that read experts; default: by the storage
+    /// Threads that read experts; default: 4, or 2 on one processor
     #[arg(long, value_name = "N", value_parser = positive, help_heading = "Memory and storage")]
     pub loaders: Option<usize>,
     /// How experts are read
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Memory and storage")]
     pub io: Option<Io>,
-    /// Whether reads go around the page cache; auto: where that is not slower
+    /// Whether reads go around the page cache
     #[arg(long, value_enum, value_name = "WHEN", help_heading = "Memory and storage")]
     pub direct: Option<Direct>,
     /// Whether an expert's checksum is verified when it is first read: on or off
@@ -131,7 +131,7 @@ pub enum Io {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direct {
-    /// Where a probe says that it is not slower
+    /// Where it works and the experts do not fit in half of the free memory
     Auto,
     /// Always; an error where the file system cannot
     On,

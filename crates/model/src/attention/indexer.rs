@@ -92,7 +92,7 @@ impl Indexer {
     }
 
     fn keeps_all(&self, row: &Row) -> bool {
-        row.position as usize + 1 <= self.plan.top_k
+        (row.position as usize) < self.plan.top_k
     }
 
     fn scores(
