@@ -60,12 +60,7 @@ fn a_router_that_gives_no_numbers_is_survived_and_reported_once() {
         let ids = answer(&settings());
         assert_eq!(ids.len(), 6);
         assert!(ids.iter().all(|&id| id < 272));
-        let other = EngineOptions {
-            cap: Some(0),
-            threads: Some(1),
-            prefill_chunk: Some(1),
-            ..settings()
-        };
+        let other = EngineOptions { cap: Some(0), threads: Some(1), prefill_chunk: Some(1), ..settings() };
         assert_eq!(answer(&other), ids, "damage does not undo determinism");
         if rows.len() > 1 {
             assert_ne!(ids, sound, "without the layer's experts the answer is another");
@@ -83,11 +78,7 @@ fn a_sound_router_is_not_reported() {
 
 /// Asks for a generation; the store's error.
 fn store_error(session: &mut Session<'_>, prompt: &[u32]) -> StoreError {
-    let options = GenerateOptions {
-        sampling: Sampling::GREEDY,
-        max_tokens: Some(4),
-        stop_ids: Vec::new(),
-    };
+    let options = GenerateOptions { sampling: Sampling::GREEDY, max_tokens: Some(4), stop_ids: Vec::new() };
     let flag = CancelFlag::new();
     match session.generate(prompt, &options, &flag, &mut |_| Flow::Continue).unwrap_err() {
         EngineError::Model(ModelError::Store(error)) => error,
@@ -96,11 +87,7 @@ fn store_error(session: &mut Session<'_>, prompt: &[u32]) -> StoreError {
 }
 
 fn ask(session: &mut Session<'_>, prompt: &[u32]) -> Vec<u32> {
-    let options = GenerateOptions {
-        sampling: Sampling::GREEDY,
-        max_tokens: Some(4),
-        stop_ids: Vec::new(),
-    };
+    let options = GenerateOptions { sampling: Sampling::GREEDY, max_tokens: Some(4), stop_ids: Vec::new() };
     let flag = CancelFlag::new();
     session.generate(prompt, &options, &flag, &mut |_| Flow::Continue).unwrap().ids
 }
@@ -124,8 +111,7 @@ fn a_file_cut_short_under_way_is_named_and_its_repair_noticed() {
         writable(&path).set_len(first.offset).unwrap();
         let error = store_error(&mut session, &prompt);
         let text = error.to_string();
-        let StoreError::EndOfFile { layer: 2, expert, file, offset, wanted: bytes, got: 0 } = error
-        else {
+        let StoreError::EndOfFile { layer: 2, expert, file, offset, wanted: bytes, got: 0 } = error else {
             panic!("{text}");
         };
         assert_eq!(file, path);
@@ -187,11 +173,7 @@ fn a_drive_that_fails_in_decode_leaves_the_session_as_it_was() {
     let mut session = Session::new(&engine);
     let path = file_of(&model, model.runs(1, 0)[0]);
     let whole = fs::read(&path).unwrap();
-    let options = GenerateOptions {
-        sampling: Sampling::GREEDY,
-        max_tokens: Some(4),
-        stop_ids: Vec::new(),
-    };
+    let options = GenerateOptions { sampling: Sampling::GREEDY, max_tokens: Some(4), stop_ids: Vec::new() };
     let mut told = Vec::new();
     let result = session.generate(&prompt, &options, &CancelFlag::new(), &mut |id| {
         told.push(id);
@@ -250,10 +232,7 @@ fn a_cap_above_the_budget_is_refused_and_a_default_is_fitted() {
     assert!(sum < bare.budget().limit);
     let tight = |cap| EngineOptions { ram: Some(sum), cap, ..settings() };
     let error = model.try_open(&tight(Some(8))).map(|_| ()).unwrap_err();
-    assert!(matches!(
-        error,
-        EngineError::Budget(BudgetError::DoesNotFit { setting: "cap", value: 8, .. })
-    ));
+    assert!(matches!(error, EngineError::Budget(BudgetError::DoesNotFit { setting: "cap", value: 8, .. })));
     let engine = model.open(&tight(Some(0)));
     assert_eq!((engine.resolved().cap, engine.resolved().ram), (0, sum));
     let fitted = model.open(&tight(None));

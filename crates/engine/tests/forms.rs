@@ -67,7 +67,7 @@ fn the_checkpoint_form_runs_on_its_rounded_weights() {
     assert!((rounded - stored).abs() < 0.1, "NLL {rounded} in bf16, {stored} as stored");
 }
 
-/// T17: layers, and parts of the program's life, in which formats differ.
+/// T17.
 #[test]
 fn layers_of_different_formats_run_in_one_model() {
     let base = SynthOptions::new(Like::Tiny, SynthFormat::Slab);

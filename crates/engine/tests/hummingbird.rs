@@ -1,7 +1,8 @@
 //! The trained demo model against an independent implementation (`fixtures/README.md`).
 //!
-//! Where the code is not optimised the windows are fewer and shorter, so that the tests stay
-//! short; an optimised build computes all of them.
+//! An optimised build computes all windows and prompts. Where the code is not optimised a row takes
+//! some thirty times as long, so one short piece of each stands for the rest, and mean NLLs, which
+//! the oracle has of whole windows only, are not compared.
 
 mod common;
 
@@ -12,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use common::{assert_greedy, exact, floats, greedy, ids, json, open, root, shared};
 use metaltail_container::Checkpoint;
 use metaltail_container::convert::{ConvertOptions, convert};
-use metaltail_engine::{Engine, EngineOptions, score};
+use metaltail_engine::{Engine, EngineOptions, Score, score};
 use metaltail_kernels::{CpuExperts, Kernels, Numerics, Pool, default_threads};
 use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, Model, Plan, Row, expert_places};
 use metaltail_store::{ExpertStore, StoreConfig};
@@ -21,9 +22,21 @@ use tempfile::TempDir;
 
 const SOURCE: &str = "models/hummingbird-56m";
 
-/// Windows that are scored, each of 1025 ids.
-fn windows() -> usize {
-    if cfg!(debug_assertions) { 1 } else { 8 }
+/// Whether everything is computed.
+const FULL: bool = !cfg!(debug_assertions);
+
+/// Ids of each window where not everything is computed.
+const PIECE: usize = 48;
+
+/// The windows that are scored.
+fn windows(oracle: &Value) -> Vec<Vec<u32>> {
+    let mut windows: Vec<Vec<u32>> = oracle["windows"].as_array().unwrap().iter().map(ids).collect();
+    assert!(windows.len() == 8 && windows.iter().all(|window| window.len() == 1025));
+    if !FULL {
+        windows.truncate(1);
+        windows[0].truncate(PIECE);
+    }
+    windows
 }
 
 fn oracle() -> Value {
@@ -53,14 +66,15 @@ fn slab() -> Option<PathBuf> {
     CONVERTED.get_or_init(find).as_ref().map(|(path, _)| path.clone())
 }
 
-fn score_windows(engine: &Engine, oracle: &Value, positions: &[usize]) -> metaltail_engine::Score {
-    let windows: Vec<Vec<u32>> =
-        oracle["windows"].as_array().unwrap().iter().take(windows()).map(ids).collect();
-    score(engine, &windows, positions, &CancelFlag::new(), &mut |_| {}).unwrap()
+fn score_windows(engine: &Engine, oracle: &Value, positions: &[usize]) -> Score {
+    score(engine, &windows(oracle), positions, &CancelFlag::new(), &mut |_| {}).unwrap()
 }
 
-/// Greatest difference of a window's NLL.
-fn worst_nll(score: &metaltail_engine::Score, wanted: &Value) -> f64 {
+/// Greatest difference of a whole window's NLL; 0 where none is computed.
+fn worst_nll(score: &Score, wanted: &Value) -> f64 {
+    if !FULL {
+        return 0.0;
+    }
     let wanted = wanted.as_array().unwrap();
     let pairs = score.per_sequence.iter().zip(wanted);
     pairs.map(|(a, b)| (a.unwrap() - b.as_f64().unwrap()).abs()).fold(0.0, f64::max)
@@ -71,8 +85,11 @@ fn the_checkpoint_agrees_in_f32() {
     let Some(dir) = shared(SOURCE) else { return };
     let oracle = oracle();
     let engine = open(&dir, &options());
+    let keys = oracle["logits"].as_object().unwrap().keys();
+    let scored = windows(&oracle)[0].len();
     let positions: Vec<usize> =
-        oracle["logits"].as_object().unwrap().keys().map(|key| key.parse().unwrap()).collect();
+        keys.map(|key| key.parse().unwrap()).filter(|position| *position < scored).collect();
+    assert!(positions.len() >= 2);
     let score = score_windows(&engine, &oracle, &positions);
     let nll = worst_nll(&score, &oracle["nll_f32"]);
     let mut logits = 0.0f32;
@@ -80,24 +97,32 @@ fn the_checkpoint_agrees_in_f32() {
         let wanted = floats(&oracle["logits"][position.to_string()]);
         logits = row.iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(logits, f32::max);
     }
-    let wanted = ids(&oracle["argmax600"]);
-    let equal = score.argmax[0].iter().zip(&wanted).filter(|(a, b)| a == b).count();
-    println!("NLL differs by {nll:.6} at most, logits by {logits:.5}, argmax {equal} of 600");
+    let equal = share_equal(&score.argmax[0], &ids(&oracle["argmax600"]));
+    println!("NLL differs by {nll:.6} at most, logits by {logits:.5}, argmax equal in {equal:.4}");
     assert!(nll < 0.002, "NLL differs by {nll}");
     assert!(logits < 0.05, "logits differ by {logits}");
-    assert!(equal >= 597, "argmax equal in {equal} of {}", wanted.len());
+    assert!(equal >= 0.995, "argmax equal in {equal}");
+}
+
+/// Greedy continuations of the oracle's prompts against `cases`.
+fn assert_continues(engine: &Engine, oracle: &Value, cases: &str, threshold: f32) {
+    let prompts = oracle["greedy"].as_array().unwrap();
+    let cases = oracle[cases].as_array().unwrap();
+    assert_eq!((prompts.len(), cases.len()), (8, 8));
+    let (prompts_used, steps) = if FULL { (8, usize::MAX) } else { (1, 12) };
+    for (prompt, case) in prompts.iter().zip(cases).take(prompts_used) {
+        let mut wanted = ids(&case["ids"]);
+        wanted.truncate(steps);
+        let found = greedy(engine, &ids(&prompt["prompt"]), wanted.len());
+        let text = prompt["text"].as_str().unwrap();
+        assert_greedy(&found, &wanted, &floats(&case["margin"]), threshold, text);
+    }
 }
 
 #[test]
 fn the_checkpoint_continues_prompts_alike() {
     let Some(dir) = shared(SOURCE) else { return };
-    let engine = open(&dir, &options());
-    for case in oracle()["greedy"].as_array().unwrap() {
-        let wanted = ids(&case["ids"]);
-        let found = greedy(&engine, &ids(&case["prompt"]), wanted.len());
-        let text = case["text"].as_str().unwrap();
-        assert_greedy(&found, &wanted, &floats(&case["margin"]), 2e-3, text);
-    }
+    assert_continues(&open(&dir, &options()), &oracle(), "greedy", 2e-3);
 }
 
 #[test]
@@ -105,33 +130,29 @@ fn the_slab_agrees_with_the_same_rounding() {
     let Some(dir) = slab() else { return };
     let oracle = oracle();
     let engine = open(&dir, &options());
-    let exact = score_windows(&engine, &oracle, &[]);
-    let worst = worst_nll(&exact, &oracle["nll_int4g64_experts_int8_rest"]);
-    println!("rounded weights: NLL differs by {worst:.6} at most");
-    assert!(worst < 0.001, "NLL differs by {worst}");
-    let prompts = oracle["greedy"].as_array().unwrap();
-    let cases = oracle["greedy_int4g64"].as_array().unwrap();
-    for (prompt, case) in prompts.iter().zip(cases) {
-        let wanted = ids(&case["ids"]);
-        let found = greedy(&engine, &ids(&prompt["prompt"]), wanted.len());
-        let text = prompt["text"].as_str().unwrap();
-        assert_greedy(&found, &wanted, &floats(&case["margin"]), 0.02, text);
+    if FULL {
+        let exact = score_windows(&engine, &oracle, &[]);
+        let worst = worst_nll(&exact, &oracle["nll_int4g64_experts_int8_rest"]);
+        println!("rounded weights: NLL differs by {worst:.6} at most");
+        assert!(worst < 0.001, "NLL differs by {worst}");
     }
+    assert_continues(&engine, &oracle, "greedy_int4g64", 0.02);
 }
 
 #[test]
 fn quantised_activations_cost_little() {
     let Some(dir) = slab() else { return };
     let oracle = oracle();
-    let engine = open(&dir, &EngineOptions { exact: false, ..options() });
-    assert!(!engine.resolved().exact);
-    let score = score_windows(&engine, &oracle, &[]);
-    let wanted = floats(&oracle["nll_int4g64_experts_int8_rest"]);
-    let wanted = wanted.iter().take(windows()).sum::<f32>() / windows() as f32;
-    let cost = score.nll.unwrap() - f64::from(wanted);
+    let nll = |exact| {
+        let engine = open(&dir, &EngineOptions { exact, ..options() });
+        assert_eq!(engine.resolved().exact, exact);
+        score_windows(&engine, &oracle, &[]).nll.unwrap()
+    };
+    let cost = nll(false) - nll(true);
     println!("quantised activations: NLL {cost:+.5} nats a token");
-    assert!(cost.abs() <= 0.01, "NLL differs by {cost}");
-    assert!(cost != 0.0);
+    // A short piece is noisier than thousands of tokens.
+    let most = if FULL { 0.01 } else { 0.05 };
+    assert!(cost.abs() <= most && cost != 0.0, "NLL differs by {cost}");
 }
 
 /// A model with its draft layer, apart from an engine.
@@ -150,8 +171,7 @@ impl Drafting {
         let places = expert_places(&checkpoint, &inventory, true).unwrap();
         let config = StoreConfig { cap: 64, ..StoreConfig::default() };
         let silent = Arc::new(metaltail_store::Silent);
-        let store =
-            ExpertStore::open(checkpoint.files(), places.clone(), config, silent).unwrap();
+        let store = ExpertStore::open(checkpoint.files(), places.clone(), config, silent).unwrap();
         let pool = Arc::new(Pool::new(default_threads()));
         let kernels = Kernels::best();
         let load = LoadOptions { kernels, pool: pool.clone(), draft: true, progress: &|_| {} };
@@ -165,21 +185,16 @@ impl Drafting {
     /// position t is given hidden state t and token t + 1.
     fn hidden(&mut self, ids: &[u32], length: usize) -> (Vec<f32>, Vec<f32>) {
         let rows = |shift: usize| -> Vec<Row> {
-            (0..length)
-                .map(|t| Row { sequence: 0, position: t as u32, token: ids[t + shift] })
-                .collect()
+            (0..length).map(|t| Row { sequence: 0, position: t as u32, token: ids[t + shift] }).collect()
         };
         let observer = &metaltail_model::Silent;
         let mut experts = Experts { store: &self.store, compute: &mut self.compute };
         let mut kv = KvCache::new(self.model.plan());
         let flag = CancelFlag::new();
-        let main =
-            self.model.forward(&rows(0), &mut [&mut kv], &mut experts, observer, &flag).unwrap();
+        let main = self.model.forward(&rows(0), &mut [&mut kv], &mut experts, observer, &flag).unwrap();
         let mut kv = KvCache::for_draft(self.model.plan());
-        let draft = self
-            .model
-            .draft_forward(&rows(1), &main, &mut [&mut kv], &mut experts, observer)
-            .unwrap();
+        let draft =
+            self.model.draft_forward(&rows(1), &main, &mut [&mut kv], &mut experts, observer).unwrap();
         assert_eq!(kv.len(), length);
         (main, draft)
     }
@@ -211,20 +226,22 @@ fn the_draft_layer_agrees() {
     let Some(dir) = shared(SOURCE) else { return };
     let oracle = oracle();
     let drafts = json(&root().join("fixtures/hummingbird/draft_oracle.json"));
-    let length = drafts["length"].as_u64().unwrap() as usize;
+    let whole = drafts["length"].as_u64().unwrap() as usize;
+    let length = if FULL { whole } else { PIECE - 2 };
     let mut drafting = Drafting::load(&dir);
-    let count = windows().min(4);
-    for (window, wanted) in
-        oracle["windows"].as_array().unwrap().iter().zip(drafts["windows"].as_array().unwrap()).take(count)
-    {
-        let ids = ids(window);
-        let (main, draft) = drafting.hidden(&ids, length);
+    let wanted = drafts["windows"].as_array().unwrap();
+    assert_eq!(wanted.len(), 4);
+    for (ids, wanted) in windows(&oracle).iter().zip(wanted) {
+        let (main, draft) = drafting.hidden(ids, length);
         let (argmax, nll) = judge(&drafting.model, &draft, &ids[2..]);
         let wanted_argmax = common::ids(&wanted["draft_argmax"]);
         let equal = share_equal(&argmax, &wanted_argmax);
+        assert!(equal >= 0.99, "argmax equal in {equal}");
+        if !FULL {
+            continue;
+        }
         let difference = (nll - wanted["draft_nll"].as_f64().unwrap()).abs();
         println!("draft: argmax equal in {equal:.4}, NLL differs by {difference:.6}");
-        assert!(equal >= 0.99, "argmax equal in {equal}");
         assert!(difference < 0.005, "NLL differs by {difference}");
         // How often the draft foretells the main model's own choice, as the oracle counted it.
         let (own, _) = judge(&drafting.model, &main, &ids[1..]);

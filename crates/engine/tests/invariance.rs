@@ -197,8 +197,7 @@ fn an_expert_is_read_once_a_layer_and_step_for_any_number_of_rows() {
 fn every_checksum_is_verified_once_or_never() {
     let model = Synthetic::tiny();
     for checksums in [true, false] {
-        let options =
-            EngineOptions { cap: Some(0), checksums: Some(checksums), ..settings() };
+        let options = EngineOptions { cap: Some(0), checksums: Some(checksums), ..settings() };
         let engine = model.open(&options);
         answer(&engine);
         let figures = engine.telemetry().figures();
@@ -253,11 +252,6 @@ fn the_answer_can_differ() {
     let engine = model.open(&settings());
     let ids = |seed| common::greedy(&engine, &random_ids(PROMPT, 256, seed), GENERATED);
     assert_ne!(ids(1), ids(7));
-    let error = Session::new(&engine)
-        .extend(&[9999], &CancelFlag::new(), &mut |_, _| Ok(()))
-        .unwrap_err();
-    assert!(matches!(
-        error,
-        EngineError::Model(ModelError::TokenOutOfRange { id: 9999, vocab: 272 })
-    ));
+    let error = Session::new(&engine).extend(&[9999], &CancelFlag::new(), &mut |_, _| Ok(())).unwrap_err();
+    assert!(matches!(error, EngineError::Model(ModelError::TokenOutOfRange { id: 9999, vocab: 272 })));
 }

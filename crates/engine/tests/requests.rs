@@ -82,8 +82,7 @@ fn a_flag_set_before_the_request_computes_nothing() {
     let flag = CancelFlag::new();
     flag.cancel();
     let mut session = Session::new(&engine);
-    let ended =
-        session.generate(&[1, 2, 3], &options(None), &flag, &mut |_| Flow::Continue).unwrap();
+    let ended = session.generate(&[1, 2, 3], &options(None), &flag, &mut |_| Flow::Continue).unwrap();
     assert_eq!(ended.finish, Finish::Cancelled);
     assert_eq!(engine.telemetry().figures().prefill.rows, 0);
     assert!(session.ids().is_empty());
@@ -120,9 +119,8 @@ fn a_prompt_longer_than_the_context_is_refused_with_both_lengths() {
     let engine = model.open(&EngineOptions { context: Some(64), ..settings() });
     let mut session = Session::new(&engine);
     let each = &mut |_| Flow::Continue;
-    let error = session
-        .generate(&random_ids(100, 256, 4), &options(Some(1)), &CancelFlag::new(), each)
-        .unwrap_err();
+    let error =
+        session.generate(&random_ids(100, 256, 4), &options(Some(1)), &CancelFlag::new(), each).unwrap_err();
     assert!(matches!(error, EngineError::PromptTooLong { prompt: 100, context: 64 }));
     let text = error.to_string();
     assert!(text.contains("100") && text.contains("64"), "{text}");
@@ -144,14 +142,9 @@ fn bad_requests_are_refused_and_harm_nothing() {
     let mut damaged = prompt.clone();
     damaged[17] = 272;
     let error = ask(&damaged, &options(None)).unwrap_err();
-    assert!(matches!(
-        error,
-        EngineError::Model(ModelError::TokenOutOfRange { id: 272, vocab: 272 })
-    ));
-    let cold = GenerateOptions {
-        sampling: Sampling { temperature: -1.0, ..Sampling::GREEDY },
-        ..options(Some(1))
-    };
+    assert!(matches!(error, EngineError::Model(ModelError::TokenOutOfRange { id: 272, vocab: 272 })));
+    let cold =
+        GenerateOptions { sampling: Sampling { temperature: -1.0, ..Sampling::GREEDY }, ..options(Some(1)) };
     let rows = engine.telemetry().figures().prefill.rows;
     assert!(matches!(ask(&prompt, &cold), Err(EngineError::Setting(_))));
     assert_eq!(engine.telemetry().figures().prefill.rows, rows, "nothing is computed in vain");
@@ -213,14 +206,8 @@ fn impossible_settings_are_refused() {
         refused(EngineOptions { context: Some(4097), ..settings() }),
         EngineError::ContextTooLong { asked: 4097, max: 4096 }
     ));
-    assert!(matches!(
-        refused(EngineOptions { context: Some(0), ..settings() }),
-        EngineError::Setting(_)
-    ));
-    assert!(matches!(
-        refused(EngineOptions { loaders: Some(0), ..settings() }),
-        EngineError::Setting(_)
-    ));
+    assert!(matches!(refused(EngineOptions { context: Some(0), ..settings() }), EngineError::Setting(_)));
+    assert!(matches!(refused(EngineOptions { loaders: Some(0), ..settings() }), EngineError::Setting(_)));
 }
 
 fn fresh(engine: &Engine, prompt: &[u32]) -> Vec<u32> {

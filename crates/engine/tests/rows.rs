@@ -60,8 +60,7 @@ fn alone(engine: &Engine, ids: &[u32]) -> Vec<u32> {
 /// Four prompts of different lengths prefilled apart, then two steps together, then a ragged one.
 fn assert_batches_keep_bits(engine: &Engine, what: &str) {
     let vocab = engine.plan().vocab.min(256) as u32;
-    let texts: Vec<Vec<u32>> =
-        [4, 17, 29, 36].iter().map(|&n| random_ids(n + 5, vocab, n as u32)).collect();
+    let texts: Vec<Vec<u32>> = [4, 17, 29, 36].iter().map(|&n| random_ids(n + 5, vocab, n as u32)).collect();
     let mut sequences = Sequences::new(engine, 4);
     let mut found: Vec<Vec<u32>> = texts
         .iter()
