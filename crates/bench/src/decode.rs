@@ -92,11 +92,7 @@ pub fn measure(
 }
 
 /// Prefill and decode of random ids: tokens a second of each.
-fn one_round(
-    engine: &Engine,
-    options: &DecodeOptions,
-    seed: u64,
-) -> Result<(f64, f64), EngineError> {
+fn one_round(engine: &Engine, options: &DecodeOptions, seed: u64) -> Result<(f64, f64), EngineError> {
     let vocab = engine.plan().vocab as u64;
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut id = || {

@@ -79,9 +79,9 @@ impl Expert {
             };
             let weights = match format {
                 // Bit patterns of such formats must be small numbers, not infinities.
-                Format::F32 => (0..rows * cols)
-                    .flat_map(|_| ((noise() as i32 as f32) * 1e-11).to_le_bytes())
-                    .collect(),
+                Format::F32 => {
+                    (0..rows * cols).flat_map(|_| ((noise() as i32 as f32) * 1e-11).to_le_bytes()).collect()
+                }
                 Format::F16 | Format::Bf16 => {
                     (0..rows * cols).flat_map(|_| [noise() as u8, 0x38 | (noise() as u8 & 0x81)]).collect()
                 }
@@ -91,9 +91,7 @@ impl Expert {
             let scales = 0.01f32.to_le_bytes().repeat(layout.scale_bytes() / 4);
             OwnedMatrix::new(layout, weights, scales).ok()
         };
-        Some(Expert {
-            parts: [part(width, hidden, 1)?, part(width, hidden, 2)?, part(hidden, width, 3)?],
-        })
+        Some(Expert { parts: [part(width, hidden, 1)?, part(width, hidden, 2)?, part(hidden, width, 3)?] })
     }
 
     fn bytes(&self) -> usize {

@@ -1,7 +1,7 @@
 //! An answer on its way from ids to text: decoding, stop strings, what is new to show.
 
-use metaltail_engine::stop::StopStrings;
 use metaltail_engine::Flow;
+use metaltail_engine::stop::StopStrings;
 use metaltail_model::text::{Detokenizer, TextError, Tokenizer};
 
 use crate::exit::{Failure, Kind};

@@ -214,8 +214,13 @@ pub struct BenchKernelsArgs {
     #[arg(long, value_name = "N", value_parser = positive, default_value = "5", help_heading = "Measurement")]
     pub rounds: usize,
     /// Number formats, such as int4-g64,int8,bf16
-    #[arg(long = "format", value_name = "LIST", value_delimiter = ',',
-          default_value = "int4-g64,int4,int8,fp8,bf16", help_heading = "Measurement")]
+    #[arg(
+        long = "format",
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "int4-g64,int4,int8,fp8,bf16",
+        help_heading = "Measurement"
+    )]
     pub formats: Vec<Format>,
     /// Bytes of experts to rotate over: more than the processor caches
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M", help_heading = "Measurement")]

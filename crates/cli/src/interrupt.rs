@@ -9,7 +9,7 @@ use crate::exit::{Failure, Kind};
 static CANCEL: CancelFlag = CancelFlag::new();
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Takes over Ctrl-C and SIGTERM and returns the flag that the first one sets.
+/// Takes over Ctrl-C and returns the flag that the first one sets.
 ///
 /// # Errors
 /// The system refuses a handler.

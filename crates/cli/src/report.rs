@@ -164,6 +164,8 @@ impl Report<'_> {
             config.insert("min_p".into(), json!(sampling.min_p));
             config.insert("seed".into(), json!(sampling.seed));
         }
+        config.insert("json".into(), json!(self.settings.json()));
+        config.insert("verbose".into(), json!(self.settings.verbose()));
         // What each of these became where nothing was said: there is one of each.
         config.insert("policy".into(), json!("lru"));
         config.insert("io".into(), json!("threads"));
@@ -187,10 +189,16 @@ impl Report<'_> {
         self.push_drive(&mut out);
         let resolved = self.engine.resolved();
         let activations = if resolved.exact { "f32" } else { "int8" };
-        push(&mut out, "device", &format!(
-            "{} ({}), {} threads, {activations} activations for quantised experts",
-            self.engine.device(), resolved.isa, resolved.threads
-        ));
+        push(
+            &mut out,
+            "device",
+            &format!(
+                "{} ({}), {} threads, {activations} activations for quantised experts",
+                self.engine.device(),
+                resolved.isa,
+                resolved.threads
+            ),
+        );
         self.push_memory(&mut out);
         out
     }
@@ -201,11 +209,20 @@ impl Report<'_> {
             0 => "–".to_owned(),
             lookups => format!("{:.1} %", 100.0 * phase.cached as f64 / lookups as f64),
         };
-        push(out, "experts", &format!(
-            "{} of {} look-ups cached ({}; in decode {}), {} read; cap {} a layer, {} slots",
-            total.cached, total.lookups, share(&total), share(decode), total.misses,
-            self.engine.resolved().cap, self.slots()
-        ));
+        push(
+            out,
+            "experts",
+            &format!(
+                "{} of {} look-ups cached ({}; in decode {}), {} read; cap {} a layer, {} slots",
+                total.cached,
+                total.lookups,
+                share(&total),
+                share(decode),
+                total.misses,
+                self.engine.resolved().cap,
+                self.slots()
+            ),
+        );
     }
 
     fn push_drive(&self, out: &mut String) {
@@ -227,10 +244,17 @@ impl Report<'_> {
         let budget = self.engine.budget();
         let terms: Vec<String> =
             budget.terms.iter().map(|term| format!("{} {}", term.name, bytes(term.bytes))).collect();
-        push(out, "memory", &format!(
-            "budget {} ({}): {}; peak {} anonymous",
-            bytes(budget.limit), budget.source, terms.join(" + "), bytes(self.figures.peak_anonymous)
-        ));
+        push(
+            out,
+            "memory",
+            &format!(
+                "budget {} ({}): {}; peak {} anonymous",
+                bytes(budget.limit),
+                budget.source,
+                terms.join(" + "),
+                bytes(self.figures.peak_anonymous)
+            ),
+        );
     }
 }
 

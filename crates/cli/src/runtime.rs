@@ -68,8 +68,8 @@ impl Runtime {
         let checkpoint = engine.checkpoint();
         let config = checkpoint.config().as_object().cloned().unwrap_or_default();
         let generation = checkpoint.generation_config();
-        let stop_ids = StopIds::gather(&config, generation, tokenizer.as_ref())
-            .map_err(|error| text_failure(&error))?;
+        let stop_ids =
+            StopIds::gather(&config, generation, tokenizer.as_ref()).map_err(|error| text_failure(&error))?;
         let sampling = sampling(settings, generation, seed);
         sampling.validate().map_err(|error| Failure::from_error(Kind::Usage, &error))?;
         if settings.verbose() {
@@ -110,7 +110,9 @@ pub fn model_dir(settings: &Settings) -> Result<PathBuf, Failure> {
     above(std::env::current_dir().ok()).or_else(near_program).ok_or_else(|| {
         Failure::new(
             Kind::Usage,
-            format!("no model was named, and there is no {DEMO} here or above: use --model DIR or METALTAIL_MODEL"),
+            format!(
+                "no model was named, and there is no {DEMO} here or above: use --model DIR or METALTAIL_MODEL"
+            ),
         )
     })
 }
@@ -139,10 +141,8 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
 /// reference does without a recommendation).
 fn sampling(settings: &Settings, generation: Option<&Value>, seed: u64) -> Sampling {
     let number = |key: &str| generation.and_then(|value| value.get(key)).and_then(Value::as_f64);
-    let samples = generation
-        .and_then(|value| value.get("do_sample"))
-        .and_then(Value::as_bool)
-        .unwrap_or(false);
+    let samples =
+        generation.and_then(|value| value.get("do_sample")).and_then(Value::as_bool).unwrap_or(false);
     let (temperature, top_p, top_k, min_p) = match samples {
         true => (
             number("temperature").unwrap_or(1.0) as f32,
@@ -186,9 +186,7 @@ pub fn failure(error: &EngineError) -> Failure {
 
 fn store_kind(error: &StoreError) -> Kind {
     match error {
-        StoreError::Checksum { .. } | StoreError::EndOfFile { .. } | StoreError::Place { .. } => {
-            Kind::Model
-        }
+        StoreError::Checksum { .. } | StoreError::EndOfFile { .. } | StoreError::Place { .. } => Kind::Model,
         StoreError::Config(_) | StoreError::Direct { .. } => Kind::Usage,
         _ => Kind::Failed,
     }

@@ -19,8 +19,8 @@ mod parse;
 
 pub use environment::Environment;
 pub use file::ConfigFile;
-pub use parse::{positive, size};
 pub use flags::{Direct, Flags, ModelFlags, OutputFlags};
+pub use parse::{positive, size};
 
 /// Where a setting's value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -116,7 +116,8 @@ impl Settings {
             let environment = from_environment.get(id).map(|values| (Origin::Environment, values.clone()));
             let file = || from_file.get(id).map(|values| (Origin::File, values.clone()));
             let flag = on_command_line(matches, id).map(|values| (Origin::Flag, values));
-            let (origin, values) = flag.or(environment).or_else(file).unwrap_or((Origin::Default, Vec::new()));
+            let (origin, values) =
+                flag.or(environment).or_else(file).unwrap_or((Origin::Default, Vec::new()));
             origins.insert(id.to_owned(), origin);
             words.extend(values.iter().map(|value| word(arg, value)));
         }

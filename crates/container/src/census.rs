@@ -128,33 +128,19 @@ impl fmt::Display for Missing {
             self.absent,
             self.wanted,
             self.files,
-            if self.files == 1 {
-                "file was"
-            } else {
-                "files were"
-            },
+            if self.files == 1 { "file was" } else { "files were" },
         )?;
         let whole = |gap: &LayerGap| gap.absent == gap.wanted;
-        let runs: Vec<&[LayerGap]> = self
-            .layers
-            .chunk_by(|a, b| whole(a) && whole(b) && a.layer + 1 == b.layer)
-            .collect();
+        let runs: Vec<&[LayerGap]> =
+            self.layers.chunk_by(|a, b| whole(a) && whole(b) && a.layer + 1 == b.layer).collect();
         for (i, run) in runs.iter().take(NAMED).enumerate() {
             f.write_str(if i == 0 { ": " } else { "; " })?;
             let absent: usize = run.iter().map(|gap| gap.absent).sum();
             match run {
                 [gap] if whole(gap) => write!(f, "layer {} absent ({absent} tensors)", gap.layer)?,
-                [gap] => write!(
-                    f,
-                    "layer {} lacks {absent} of {} tensors",
-                    gap.layer, gap.wanted
-                )?,
+                [gap] => write!(f, "layer {} lacks {absent} of {} tensors", gap.layer, gap.wanted)?,
                 [first, .., last] => {
-                    write!(
-                        f,
-                        "layers {} to {} absent ({absent} tensors)",
-                        first.layer, last.layer
-                    )?;
+                    write!(f, "layers {} to {} absent ({absent} tensors)", first.layer, last.layer)?;
                 }
                 [] => {}
             }
@@ -204,16 +190,8 @@ pub fn role_name(role: Role) -> &'static str {
 
 /// Layers that belong to the draft.
 fn draft_layers(inventory: &Inventory) -> BTreeSet<u32> {
-    let experts = inventory
-        .experts
-        .iter()
-        .filter(|e| e.draft)
-        .map(|e| e.layer);
-    let dense = inventory
-        .tensors
-        .iter()
-        .filter(|t| t.role == Role::Draft)
-        .filter_map(|t| t.layer);
+    let experts = inventory.experts.iter().filter(|e| e.draft).map(|e| e.layer);
+    let dense = inventory.tensors.iter().filter(|t| t.role == Role::Draft).filter_map(|t| t.layer);
     experts.chain(dense).collect()
 }
 
@@ -254,11 +232,7 @@ impl Checkpoint {
             }
             claimed += census.count(role_name(spec.role), &self.matrix(spec)?);
         }
-        for layer in inventory
-            .experts
-            .iter()
-            .filter(|layer| use_draft || !layer.draft)
-        {
+        for layer in inventory.experts.iter().filter(|layer| use_draft || !layer.draft) {
             claimed += self.count_layer(layer, &mut census)?;
         }
         census.unused = self.index().len().saturating_sub(claimed);
@@ -275,14 +249,9 @@ impl Checkpoint {
     /// State of the draft layer.
     pub fn draft(&self, inventory: &Inventory) -> Draft {
         let layers = draft_layers(inventory);
-        let dense = inventory
-            .tensors
-            .iter()
-            .filter(|spec| is_draft(spec, &layers));
+        let dense = inventory.tensors.iter().filter(|spec| is_draft(spec, &layers));
         let experts = inventory.experts.iter().filter(|layer| layer.draft);
-        let names = dense
-            .map(|spec| spec.name.clone())
-            .chain(experts.flat_map(expert_names));
+        let names = dense.map(|spec| spec.name.clone()).chain(experts.flat_map(expert_names));
         let (mut present, mut wanted, mut missing) = (0, 0, Vec::new());
         for name in names {
             wanted += 1;
@@ -296,11 +265,7 @@ impl Checkpoint {
             (_, 0) => Draft::None,
             (0, _) => Draft::Absent,
             _ if present == wanted => Draft::Complete,
-            _ => Draft::Partial {
-                present,
-                wanted,
-                missing,
-            },
+            _ => Draft::Partial { present, wanted, missing },
         }
     }
 
@@ -317,11 +282,7 @@ impl Checkpoint {
             runs: 0,
             checksummed: layer.count > 0,
         };
-        let role = if layer.draft {
-            "draft expert"
-        } else {
-            "expert"
-        };
+        let role = if layer.draft { "draft expert" } else { "expert" };
         for expert in 0..layer.count {
             let place = self.expert(layer, expert)?;
             let bytes: u64 = place.runs.iter().map(|run| run.len).sum();
@@ -355,11 +316,7 @@ impl Checkpoint {
             let present = self.has(&name);
             missing.wanted += 1;
             if let Some(layer) = layer {
-                let gap = layers.entry(layer).or_insert(LayerGap {
-                    layer,
-                    wanted: 0,
-                    absent: 0,
-                });
+                let gap = layers.entry(layer).or_insert(LayerGap { layer, wanted: 0, absent: 0 });
                 gap.wanted += 1;
                 gap.absent += usize::from(!present);
             }
@@ -392,11 +349,7 @@ fn expert_names(layer: &ExpertLayerSpec) -> impl Iterator<Item = String> + '_ {
 impl Census {
     /// Counts a matrix; returns how many stored tensors it is.
     fn count(&mut self, role: &'static str, place: &MatrixPlace) -> usize {
-        self.add(
-            role,
-            &place.layout.format().to_string(),
-            place.layout.bytes() as u64,
-        );
+        self.add(role, &place.layout.format().to_string(), place.layout.bytes() as u64);
         1 + usize::from(place.scales.is_some())
     }
 
@@ -420,28 +373,17 @@ mod tests {
     use super::*;
 
     fn missing(layers: Vec<LayerGap>) -> String {
-        Missing {
-            dir: "dir".into(),
-            files: 1,
-            wanted: 140,
-            absent: 50,
-            layers,
-            first: vec!["a".into()],
-        }
-        .to_string()
+        Missing { dir: "dir".into(), files: 1, wanted: 140, absent: 50, layers, first: vec!["a".into()] }
+            .to_string()
     }
 
     #[test]
     fn adjacent_absent_layers_are_one_range() {
-        let gap = |layer, absent| LayerGap {
-            layer,
-            wanted: 24,
-            absent,
-        };
+        let gap = |layer, absent| LayerGap { layer, wanted: 24, absent };
         let text = missing(vec![gap(2, 24), gap(3, 24), gap(4, 1), gap(6, 24)]);
-        assert!(text.contains(
-            "layers 2 to 3 absent (48 tensors); layer 4 lacks 1 of 24 tensors; layer 6 absent"
-        ));
+        assert!(
+            text.contains("layers 2 to 3 absent (48 tensors); layer 4 lacks 1 of 24 tensors; layer 6 absent")
+        );
         assert!(text.contains("lacks 50 of the 140 tensors"), "{text}");
         assert!(text.contains("a and 49 more"), "{text}");
     }

@@ -68,12 +68,8 @@ struct Opened {
 impl Opened {
     /// Opens files and reads their headers.
     fn of(dir: &Path, names: &[String]) -> Result<Opened, Error> {
-        let mut opened = Opened {
-            files: Vec::new(),
-            handles: Vec::new(),
-            headers: Vec::new(),
-            lens: Vec::new(),
-        };
+        let mut opened =
+            Opened { files: Vec::new(), handles: Vec::new(), headers: Vec::new(), lens: Vec::new() };
         for name in names {
             let path = dir.join(name);
             let (handle, header, len) = read_header(&path)?;
@@ -86,17 +82,8 @@ impl Opened {
     }
 
     /// Joins the headers and finds out what the directory is.
-    fn classify(
-        &self,
-        dir: &Path,
-        manifest: Option<Manifest>,
-    ) -> Result<(TensorIndex, Detail), Error> {
-        let Opened {
-            files,
-            headers,
-            lens,
-            ..
-        } = self;
+    fn classify(&self, dir: &Path, manifest: Option<Manifest>) -> Result<(TensorIndex, Detail), Error> {
+        let Opened { files, headers, lens, .. } = self;
         let padded = manifest.is_some();
         let keep = |name: &str| !(padded && name.starts_with(slab::PAD_PREFIX));
         let index = TensorIndex::new(dir, files, headers, keep)?;
@@ -131,16 +118,12 @@ impl Checkpoint {
         let listing = Listing::of(dir)?;
         let manifest = listing.manifest(dir)?;
         if manifest.is_none() && listing.is_journaled() {
-            return Err(Error::Unfinished {
-                dir: dir.to_owned(),
-            });
+            return Err(Error::Unfinished { dir: dir.to_owned() });
         }
         if !listing.names.contains("config.json") {
             return Err(match listing.gguf(dir) {
                 Some(path) => Error::Gguf { path },
-                None => Error::NoConfig {
-                    dir: dir.to_owned(),
-                },
+                None => Error::NoConfig { dir: dir.to_owned() },
             });
         }
         let config = read_object(&dir.join("config.json"))?;
@@ -151,14 +134,9 @@ impl Checkpoint {
         };
         let (names, shards) = listing.choose(dir, manifest.as_ref())?;
         let opened = Opened::of(dir, &names)?;
-        let slab_files = opened
-            .headers
-            .iter()
-            .any(|h| h.metadata.contains_key(slab::META_SLAB));
+        let slab_files = opened.headers.iter().any(|h| h.metadata.contains_key(slab::META_SLAB));
         if manifest.is_none() && slab_files {
-            return Err(Error::Unfinished {
-                dir: dir.to_owned(),
-            });
+            return Err(Error::Unfinished { dir: dir.to_owned() });
         }
         if let Some(shards) = &shards {
             shards.check_tensors(&dir.join(hf::INDEX), &opened.files, &opened.headers)?;
@@ -254,13 +232,9 @@ impl Checkpoint {
     pub fn read_matrix(&self, spec: &TensorSpec) -> Result<OwnedMatrix, Error> {
         let place = self.matrix(spec)?;
         let weights = self.read_extent(place.weights)?;
-        let scales = place
-            .scales
-            .map_or(Ok(Vec::new()), |extent| self.read_extent(extent))?;
-        OwnedMatrix::new(place.layout, weights, scales).map_err(|source| Error::Layout {
-            tensor: spec.name.clone(),
-            source,
-        })
+        let scales = place.scales.map_or(Ok(Vec::new()), |extent| self.read_extent(extent))?;
+        OwnedMatrix::new(place.layout, weights, scales)
+            .map_err(|source| Error::Layout { tensor: spec.name.clone(), source })
     }
 
     /// Reads a matrix as `rows × cols` f32 values, scales multiplied in.
@@ -269,11 +243,7 @@ impl Checkpoint {
     /// As [`Self::read_matrix`], and a matrix larger than memory.
     pub fn read_f32(&self, spec: &TensorSpec) -> Result<Vec<f32>, Error> {
         let matrix = self.read_matrix(spec)?;
-        let too_large = || Error::Memory {
-            tensor: spec.name.clone(),
-            rows: spec.rows,
-            cols: spec.cols,
-        };
+        let too_large = || Error::Memory { tensor: spec.name.clone(), rows: spec.rows, cols: spec.cols };
         let len = spec.rows.checked_mul(spec.cols).ok_or_else(too_large)?;
         let mut values = Vec::new();
         values.try_reserve_exact(len).map_err(|_| too_large())?;
@@ -288,11 +258,7 @@ impl Checkpoint {
     /// As [`Self::matrix`], and an expert number that the layer does not have.
     pub fn expert(&self, layer: &ExpertLayerSpec, expert: u32) -> Result<ExpertPlace, Error> {
         if expert >= layer.count {
-            return Err(Error::NoSuchExpert {
-                layer: layer.layer,
-                expert,
-                count: layer.count,
-            });
+            return Err(Error::NoSuchExpert { layer: layer.layer, expert, count: layer.count });
         }
         let part = |part: Part| self.locate(&layer.name(expert, part), layer.shape(part));
         let parts = [part(Part::Gate)?, part(Part::Up)?, part(Part::Down)?];
@@ -307,18 +273,10 @@ impl Checkpoint {
     /// # Errors
     /// A read that fails or comes back short, with its offset.
     pub fn read_at(&self, file: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        let (Some(handle), Some(path)) = (
-            self.handles.get(file as usize),
-            self.files.get(file as usize),
-        ) else {
-            let source =
-                io::Error::new(io::ErrorKind::NotFound, format!("there is no file {file}"));
-            return Err(Error::Read {
-                path: self.dir.clone(),
-                offset,
-                wanted: out.len() as u64,
-                source,
-            });
+        let (Some(handle), Some(path)) = (self.handles.get(file as usize), self.files.get(file as usize))
+        else {
+            let source = io::Error::new(io::ErrorKind::NotFound, format!("there is no file {file}"));
+            return Err(Error::Read { path: self.dir.clone(), offset, wanted: out.len() as u64, source });
         };
         read_chunked(handle, path, offset, out)
     }
@@ -328,24 +286,11 @@ impl Checkpoint {
     /// # Errors
     /// As [`Self::read_at`], and an extent larger than memory.
     pub fn read_extent(&self, extent: Extent) -> Result<Vec<u8>, Error> {
-        let path = || {
-            self.files
-                .get(extent.file as usize)
-                .unwrap_or(&self.dir)
-                .clone()
-        };
-        let refuse = |source| Error::Read {
-            path: path(),
-            offset: extent.offset,
-            wanted: extent.len,
-            source,
-        };
-        let len =
-            usize::try_from(extent.len).map_err(|_| refuse(io::ErrorKind::OutOfMemory.into()))?;
+        let path = || self.files.get(extent.file as usize).unwrap_or(&self.dir).clone();
+        let refuse = |source| Error::Read { path: path(), offset: extent.offset, wanted: extent.len, source };
+        let len = usize::try_from(extent.len).map_err(|_| refuse(io::ErrorKind::OutOfMemory.into()))?;
         let mut bytes = Vec::new();
-        bytes
-            .try_reserve_exact(len)
-            .map_err(|_| refuse(io::ErrorKind::OutOfMemory.into()))?;
+        bytes.try_reserve_exact(len).map_err(|_| refuse(io::ErrorKind::OutOfMemory.into()))?;
         bytes.resize(len, 0);
         self.read_at(extent.file, extent.offset, &mut bytes)?;
         Ok(bytes)
@@ -355,13 +300,7 @@ impl Checkpoint {
     pub(crate) fn file_len(&self, file: u32) -> Result<u64, Error> {
         let path = self.files.get(file as usize).unwrap_or(&self.dir);
         let meta = fs::metadata(path);
-        Ok(meta
-            .map_err(|source| Error::Io {
-                action: "look at",
-                path: path.clone(),
-                source,
-            })?
-            .len())
+        Ok(meta.map_err(|source| Error::Io { action: "look at", path: path.clone(), source })?.len())
     }
 
     /// The tensors by name.
@@ -389,11 +328,7 @@ impl Checkpoint {
 
 /// Joins adjacent byte ranges of one expert, so that each run is one read.
 fn join_runs(parts: [MatrixPlace; 3]) -> ExpertPlace {
-    let mut extents: Vec<Extent> = parts
-        .iter()
-        .flat_map(|p| [Some(p.weights), p.scales])
-        .flatten()
-        .collect();
+    let mut extents: Vec<Extent> = parts.iter().flat_map(|p| [Some(p.weights), p.scales]).flatten().collect();
     extents.sort_unstable_by_key(|e| (e.file, e.offset));
     let mut runs: Vec<Extent> = Vec::with_capacity(3);
     for extent in extents {
@@ -407,32 +342,21 @@ fn join_runs(parts: [MatrixPlace; 3]) -> ExpertPlace {
     }
     let within = |extent: Extent| {
         // The last run that begins at or before the extent is the one that swallowed it.
-        let after =
-            runs.partition_point(|run| (run.file, run.offset) <= (extent.file, extent.offset));
+        let after = runs.partition_point(|run| (run.file, run.offset) <= (extent.file, extent.offset));
         let run = after.saturating_sub(1);
-        RunOffset {
-            run: run as u32,
-            offset: extent.offset - runs[run].offset,
-        }
+        RunOffset { run: run as u32, offset: extent.offset - runs[run].offset }
     };
     let parts = parts.map(|place| PartPlace {
         layout: place.layout,
         weights: within(place.weights),
         scales: place.scales.map(within),
     });
-    ExpertPlace {
-        runs,
-        parts,
-        checksum: None,
-    }
+    ExpertPlace { runs, parts, checksum: None }
 }
 
 /// Opens a safetensors file: the handle, its checked header and its length.
 fn read_header(path: &Path) -> Result<(File, Header, u64), Error> {
-    let refuse = |source| Error::Header {
-        path: path.to_owned(),
-        source,
-    };
+    let refuse = |source| Error::Header { path: path.to_owned(), source };
     let (file, len) = open_plain(path)?;
     let mut field = [0; 8];
     if len < 8 {
@@ -452,13 +376,12 @@ fn read_chunked(file: &File, path: &Path, offset: u64, out: &mut [u8]) -> Result
     let mut at = offset;
     for chunk in out.chunks_mut(READ_CHUNK) {
         let wanted = chunk.len() as u64;
-        file.read_exact_at(chunk, at)
-            .map_err(|source| Error::Read {
-                path: path.to_owned(),
-                offset: at,
-                wanted,
-                source,
-            })?;
+        file.read_exact_at(chunk, at).map_err(|source| Error::Read {
+            path: path.to_owned(),
+            offset: at,
+            wanted,
+            source,
+        })?;
         at = at.saturating_add(wanted);
     }
     Ok(())

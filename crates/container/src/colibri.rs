@@ -99,23 +99,16 @@ impl Stamps {
     }
 
     fn add(&mut self, file: &Path, text: &str) -> Result<(), Error> {
-        let refuse = |reason: String| Error::Stamp {
-            file: file.to_owned(),
-            reason,
-        };
-        let claims: BTreeMap<String, String> = serde_json::from_str(text)
-            .map_err(|e| refuse(format!("is not a JSON object of names: {e}")))?;
+        let refuse = |reason: String| Error::Stamp { file: file.to_owned(), reason };
+        let claims: BTreeMap<String, String> =
+            serde_json::from_str(text).map_err(|e| refuse(format!("is not a JSON object of names: {e}")))?;
         if claims.len() > STAMP_CAP {
-            return Err(refuse(format!(
-                "has {} entries, more than the cap of {STAMP_CAP}",
-                claims.len()
-            )));
+            return Err(refuse(format!("has {} entries, more than the cap of {STAMP_CAP}", claims.len())));
         }
         for (tensor, name) in claims {
             let format = Registered::STAMPED.into_iter().find(|f| f.name() == name);
-            let format = format.ok_or_else(|| {
-                refuse(format!("claims the unknown format {name:?} for {tensor:?}"))
-            })?;
+            let format =
+                format.ok_or_else(|| refuse(format!("claims the unknown format {name:?} for {tensor:?}")))?;
             if let Some((earlier, path)) = self.0.insert(tensor.clone(), (format, file.to_owned()))
                 && earlier != format
             {
@@ -139,9 +132,7 @@ pub(crate) fn is_colibri(index: &TensorIndex) -> bool {
     index.iter().any(|(name, _)| {
         name.strip_suffix(SCALES_SUFFIX)
             .and_then(|weights| index.stored(weights))
-            .is_some_and(|stored| {
-                matches!(stored.info.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3)
-            })
+            .is_some_and(|stored| matches!(stored.info.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3))
     })
 }
 
@@ -163,13 +154,7 @@ impl Counts {
     ///
     /// Products are in 128 bits, so that a hostile configuration cannot overflow them.
     fn candidates(self) -> Vec<Registered> {
-        let Counts {
-            weights,
-            scales,
-            f32_scales,
-            rows,
-            cols,
-        } = self;
+        let Counts { weights, scales, f32_scales, rows, cols } = self;
         let blocks = rows.div_ceil(128) * cols.div_ceil(128);
         let nibbles = weights == rows * cols.div_ceil(2);
         let mut found = Vec::new();
@@ -179,28 +164,19 @@ impl Counts {
             }
         };
         if !f32_scales {
-            allow(
-                nibbles && scales == rows * cols.div_ceil(32),
-                Registered::Mxfp4,
-            );
-            allow(
-                weights == rows * cols && scales == blocks,
-                Registered::Fp8Ue8m0,
-            );
+            allow(nibbles && scales == rows * cols.div_ceil(32), Registered::Mxfp4);
+            allow(weights == rows * cols && scales == blocks, Registered::Fp8Ue8m0);
             return found;
         }
-        allow(
-            scales == 4 && weights == rows * cols.div_ceil(256) * 98,
-            Registered::E8,
-        );
+        allow(scales == 4 && weights == rows * cols.div_ceil(256) * 98, Registered::E8);
         if weights == rows * cols {
             allow(scales == rows * 4, Registered::Int8Row);
             allow(scales == blocks * 4, Registered::Fp8);
         } else if nibbles {
             allow(scales == rows * 4, Registered::Int4Row);
-            let groups = GROUP_SIZES.into_iter().find(|&group| {
-                scales == rows * cols.div_ceil(u128::from(group)) * 4 && scales > rows * 4
-            });
+            let groups = GROUP_SIZES
+                .into_iter()
+                .find(|&group| scales == rows * cols.div_ceil(u128::from(group)) * 4 && scales > rows * 4);
             if let Some(group) = groups {
                 allow(true, Registered::Int4Grouped(group));
             }
@@ -214,12 +190,7 @@ impl Counts {
 
     /// Whether the weight bytes fit some format, whatever the scales.
     fn weights_fit(self) -> bool {
-        let Counts {
-            weights,
-            rows,
-            cols,
-            ..
-        } = self;
+        let Counts { weights, rows, cols, .. } = self;
         [
             rows * cols,
             rows * cols.div_ceil(2),
@@ -258,12 +229,7 @@ pub(crate) fn locate(
         Dtype::F32 => true,
         Dtype::U8 | Dtype::F8E8M0 => false,
         got => {
-            return Err(Error::Dtype {
-                file: index.path(scales),
-                tensor: scales_name,
-                wanted: "F32",
-                got,
-            });
+            return Err(Error::Dtype { file: index.path(scales), tensor: scales_name, wanted: "F32", got });
         }
     };
     let counts = Counts {
@@ -290,11 +256,7 @@ pub(crate) fn locate(
     };
     // The candidates matched both byte counts exactly, so the layout's counts are these.
     let layout = hf::layout(name, format, rows, cols)?;
-    Ok(MatrixPlace {
-        layout,
-        weights: stored.extent(),
-        scales: Some(scales.extent()),
-    })
+    Ok(MatrixPlace { layout, weights: stored.extent(), scales: Some(scales.extent()) })
 }
 
 /// The stamped format among the candidates, else the first.
@@ -309,9 +271,7 @@ fn choose(
         if matches!(stamp, Registered::Rans | Registered::Mxfp4) {
             return Ok(Some(*stamp));
         }
-        let found = candidates
-            .iter()
-            .find(|c| c.name().starts_with(stamp.name()));
+        let found = candidates.iter().find(|c| c.name().starts_with(stamp.name()));
         return match found {
             Some(format) => Ok(Some(*format)),
             None => Err(Error::Stamp {
@@ -335,13 +295,7 @@ fn choose(
 }
 
 /// The refusal for byte counts that fit no format.
-fn misfit(
-    index: &TensorIndex,
-    name: &str,
-    stored: &Stored,
-    scales: &Stored,
-    counts: Counts,
-) -> Error {
+fn misfit(index: &TensorIndex, name: &str, stored: &Stored, scales: &Stored, counts: Counts) -> Error {
     let Counts { rows, cols, .. } = counts;
     if counts.weights_fit() {
         return Error::ScaleBytes {
@@ -386,30 +340,12 @@ mod tests {
     #[test]
     fn published_sizes_give_the_published_formats() {
         // An expert of GLM-5.2: 2048 × 6144.
-        assert_eq!(
-            candidates(6_291_456, 786_432, 2048, 6144),
-            [Registered::Int4Grouped(64)]
-        );
-        assert_eq!(
-            candidates(6_291_456, 8192, 2048, 6144),
-            [Registered::Int4Row]
-        );
-        assert_eq!(
-            candidates(12_582_912, 8192, 2048, 6144),
-            [Registered::Int8Row]
-        );
-        assert_eq!(
-            candidates(12_582_912, 16 * 48 * 4, 2048, 6144),
-            [Registered::Fp8]
-        );
-        assert_eq!(
-            candidates(3_145_728, 8192, 2048, 6144),
-            [Registered::Int2Row]
-        );
-        assert_eq!(
-            candidates(2048 * 96 * 24, 2048 * 96 * 4, 2048, 6144),
-            [Registered::Int3G64]
-        );
+        assert_eq!(candidates(6_291_456, 786_432, 2048, 6144), [Registered::Int4Grouped(64)]);
+        assert_eq!(candidates(6_291_456, 8192, 2048, 6144), [Registered::Int4Row]);
+        assert_eq!(candidates(12_582_912, 8192, 2048, 6144), [Registered::Int8Row]);
+        assert_eq!(candidates(12_582_912, 16 * 48 * 4, 2048, 6144), [Registered::Fp8]);
+        assert_eq!(candidates(3_145_728, 8192, 2048, 6144), [Registered::Int2Row]);
+        assert_eq!(candidates(2048 * 96 * 24, 2048 * 96 * 4, 2048, 6144), [Registered::Int3G64]);
         assert_eq!(candidates(2048 * 24 * 98, 4, 2048, 6144), [Registered::E8]);
     }
 
@@ -423,10 +359,7 @@ mod tests {
     #[test]
     fn the_smallest_group_that_fits_wins() {
         // 64 columns: groups of 32 and of 48 both give two scales a row.
-        assert_eq!(
-            candidates(64 * 32, 64 * 2 * 4, 64, 64),
-            [Registered::Int4Grouped(32)]
-        );
+        assert_eq!(candidates(64 * 32, 64 * 2 * 4, 64, 64), [Registered::Int4Grouped(32)]);
     }
 
     #[test]
@@ -437,13 +370,8 @@ mod tests {
 
     #[test]
     fn a_dimension_near_the_limit_does_not_overflow() {
-        let counts = Counts {
-            weights: 1,
-            scales: 1,
-            f32_scales: true,
-            rows: u128::from(u64::MAX),
-            cols: 1 << 50,
-        };
+        let counts =
+            Counts { weights: 1, scales: 1, f32_scales: true, rows: u128::from(u64::MAX), cols: 1 << 50 };
         assert!(counts.candidates().is_empty());
         assert!(!counts.weights_fit());
     }

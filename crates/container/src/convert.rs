@@ -157,11 +157,7 @@ impl ConvertPlan {
             if absent.contains(&spec.layer) {
                 continue;
             }
-            let target = if spec.draft {
-                options.draft_experts
-            } else {
-                options.experts
-            };
+            let target = if spec.draft { options.draft_experts } else { options.experts };
             experts.push((spec.clone(), expert_layouts(source, spec, target)?));
         }
         let slab = SlabPlan::new(dense, experts, DENSE_FILE)?;
@@ -173,35 +169,19 @@ impl ConvertPlan {
         };
         let model_type = inventory.family.clone();
         let manifest_bytes = slab.manifest_bytes(&model_type, &parameters);
-        Ok(ConvertPlan {
-            slab,
-            copies: read_copies(source.dir())?,
-            parameters,
-            model_type,
-            manifest_bytes,
-        })
+        Ok(ConvertPlan { slab, copies: read_copies(source.dir())?, parameters, model_type, manifest_bytes })
     }
 
     /// Every output file with its length in bytes, in the order of writing; the manifest is last.
     pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
-        let copies = self
-            .copies
-            .iter()
-            .map(|(name, bytes)| (*name, bytes.len() as u64));
-        let weights = self
-            .slab
-            .files
-            .iter()
-            .map(|f| (f.plan.name(), f.plan.bytes()));
-        copies
-            .chain(weights)
-            .chain([(crate::slab::MANIFEST, self.manifest_bytes)])
+        let copies = self.copies.iter().map(|(name, bytes)| (*name, bytes.len() as u64));
+        let weights = self.slab.files.iter().map(|f| (f.plan.name(), f.plan.bytes()));
+        copies.chain(weights).chain([(crate::slab::MANIFEST, self.manifest_bytes)])
     }
 
     /// Bytes of the whole output.
     pub fn total_bytes(&self) -> u64 {
-        self.files()
-            .fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
+        self.files().fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
     }
 
     /// What was asked for, as the manifest will say it.
@@ -211,11 +191,7 @@ impl ConvertPlan {
 
     /// Whether a finished container is what this plan would have written.
     fn matches(&self, manifest: &Manifest) -> bool {
-        let weights = self
-            .slab
-            .files
-            .iter()
-            .map(|f| (f.plan.name(), f.plan.bytes()));
+        let weights = self.slab.files.iter().map(|f| (f.plan.name(), f.plan.bytes()));
         manifest.model_type == self.model_type
             && weights.eq(manifest.files.iter().map(|f| (f.name.as_str(), f.bytes)))
     }
@@ -246,11 +222,9 @@ pub fn convert(
             refuse_other(destination, &journal, &plan, &identity)?;
             journal
         }
-        Destination::Empty => Journal {
-            parameters: plan.parameters.clone(),
-            source: identity,
-            finished: Vec::new(),
-        },
+        Destination::Empty => {
+            Journal { parameters: plan.parameters.clone(), source: identity, finished: Vec::new() }
+        }
     };
     refuse_full(destination, &plan, &journal)?;
     journal.save(destination)?;
@@ -258,9 +232,7 @@ pub fn convert(
         write_atomic(destination, name, bytes)?;
     }
     let (finished, skipped) = write_weights(source, destination, &plan, &mut journal, progress)?;
-    let manifest = plan
-        .slab
-        .manifest(&plan.model_type, &plan.parameters, &finished);
+    let manifest = plan.slab.manifest(&plan.model_type, &plan.parameters, &finished);
     write_manifest(destination, &manifest)?;
     journal::clean_up(destination)?;
     drop(lock);
@@ -281,16 +253,9 @@ fn write_weights(
     progress: OnProgress<'_>,
 ) -> Result<(Vec<Finished>, usize), WriteError> {
     let threads = worker_threads();
-    let weights = source::CheckpointWeights {
-        checkpoint: source,
-        threads,
-    };
+    let weights = source::CheckpointWeights { checkpoint: source, threads };
     let total = plan.total_bytes();
-    let mut done: u64 = plan
-        .copies
-        .iter()
-        .map(|(_, bytes)| bytes.len() as u64)
-        .sum();
+    let mut done: u64 = plan.copies.iter().map(|(_, bytes)| bytes.len() as u64).sum();
     let mut finished = Vec::with_capacity(plan.slab.files.len());
     let mut skipped = 0;
     for file in &plan.slab.files {
@@ -300,11 +265,7 @@ fn write_weights(
         } else {
             let entry = write_file(destination, file, &weights, threads, &mut |bytes| {
                 let written = done + bytes;
-                match progress(Progress {
-                    file: file.plan.name(),
-                    written,
-                    total,
-                }) {
+                match progress(Progress { file: file.plan.name(), written, total }) {
                     ControlFlow::Continue(()) => Ok(()),
                     ControlFlow::Break(()) => Err(WriteError::Interrupted { written, total }),
                 }
@@ -320,17 +281,9 @@ fn write_weights(
 }
 
 /// The end of a run into a directory that has its manifest.
-fn complete(
-    plan: &ConvertPlan,
-    manifest: &Manifest,
-    dir: &Path,
-) -> Result<ConvertReport, WriteError> {
+fn complete(plan: &ConvertPlan, manifest: &Manifest, dir: &Path) -> Result<ConvertReport, WriteError> {
     if manifest.parameters != plan.parameters {
-        return Err(other_parameters(
-            dir,
-            &manifest.parameters,
-            &plan.parameters,
-        ));
+        return Err(other_parameters(dir, &manifest.parameters, &plan.parameters));
     }
     if !plan.matches(manifest) {
         let sum = |files: &mut dyn Iterator<Item = u64>| files.fold(0u64, u64::saturating_add);
@@ -338,27 +291,14 @@ fn complete(
         let asked = sum(&mut plan.slab.files.iter().map(|f| f.plan.bytes()));
         return Err(WriteError::SourceChanged {
             dir: dir.to_owned(),
-            held: format!(
-                "{}, {} weight files of {held} bytes",
-                manifest.model_type,
-                manifest.files.len()
-            ),
-            asked: format!(
-                "{}, {} weight files of {asked} bytes",
-                plan.model_type,
-                plan.slab.files.len()
-            ),
+            held: format!("{}, {} weight files of {held} bytes", manifest.model_type, manifest.files.len()),
+            asked: format!("{}, {} weight files of {asked} bytes", plan.model_type, plan.slab.files.len()),
         });
     }
     journal::clean_up(dir)?;
     let files = plan.files().count();
     let skipped = plan.slab.files.len();
-    Ok(ConvertReport {
-        files,
-        bytes: plan.total_bytes(),
-        skipped,
-        already_complete: true,
-    })
+    Ok(ConvertReport { files, bytes: plan.total_bytes(), skipped, already_complete: true })
 }
 
 /// Refuses a begun conversion of another source or with other parameters.
@@ -388,20 +328,14 @@ fn other_parameters(dir: &Path, held: &Parameters, asked: &Parameters) -> WriteE
             p.experts, p.rest, p.draft_experts, p.source
         )
     };
-    WriteError::Parameters {
-        dir: dir.to_owned(),
-        held: text(held),
-        asked: text(asked),
-    }
+    WriteError::Parameters { dir: dir.to_owned(), held: text(held), asked: text(asked) }
 }
 
 /// Refuses to write into the source.
 fn refuse_same(source: &Path, destination: &Path) -> Result<(), WriteError> {
     let canonical = |dir: &Path| fs::canonicalize(dir).map_err(WriteError::io("resolve", dir));
     if canonical(source)? == canonical(destination)? {
-        return Err(WriteError::SameDirectory {
-            dir: destination.to_owned(),
-        });
+        return Err(WriteError::SameDirectory { dir: destination.to_owned() });
     }
     Ok(())
 }
@@ -416,36 +350,20 @@ fn refuse_full(dir: &Path, plan: &ConvertPlan, journal: &Journal) -> Result<(), 
         .fold(0u64, |sum, f| sum.saturating_add(f.bytes));
     let wanted = plan.total_bytes().saturating_sub(kept);
     match free_bytes(dir)? {
-        Some(free) if free < wanted => Err(WriteError::Space {
-            dir: dir.to_owned(),
-            wanted,
-            free,
-        }),
+        Some(free) if free < wanted => Err(WriteError::Space { dir: dir.to_owned(), wanted, free }),
         _ => Ok(()),
     }
 }
 
 /// The layers that belong to the draft: the one with draft experts, and those of draft matrices.
 pub(crate) fn draft_layers(inventory: &Inventory) -> BTreeSet<u32> {
-    let experts = inventory
-        .experts
-        .iter()
-        .filter(|e| e.draft)
-        .map(|e| e.layer);
-    let dense = inventory
-        .tensors
-        .iter()
-        .filter(|t| t.role == Role::Draft)
-        .filter_map(|t| t.layer);
+    let experts = inventory.experts.iter().filter(|e| e.draft).map(|e| e.layer);
+    let dense = inventory.tensors.iter().filter(|t| t.role == Role::Draft).filter_map(|t| t.layer);
     experts.chain(dense).collect()
 }
 
 /// The layout of a dense tensor: f32 for vectors and for what the role keeps, else the target.
-fn dense_layout(
-    source: &Checkpoint,
-    spec: &TensorSpec,
-    target: Target,
-) -> Result<MatrixLayout, WriteError> {
+fn dense_layout(source: &Checkpoint, spec: &TensorSpec, target: Target) -> Result<MatrixLayout, WriteError> {
     let format = match target {
         _ if spec.rows == 1 || spec.role.keeps_f32() => Format::F32,
         Target::Format(format) => format,
@@ -461,10 +379,7 @@ fn expert_layouts(
     target: Target,
 ) -> Result<[MatrixLayout; 3], WriteError> {
     let stored = |expert| -> Result<[Format; 3], WriteError> {
-        Ok(source
-            .expert(spec, expert)?
-            .parts
-            .map(|part| part.layout.format()))
+        Ok(source.expert(spec, expert)?.parts.map(|part| part.layout.format()))
     };
     let formats = match target {
         Target::Format(format) => [format; 3],
@@ -489,14 +404,10 @@ fn expert_layouts(
 }
 
 /// Layouts of gate, up and down in these formats.
-pub(crate) fn layouts(
-    spec: &ExpertLayerSpec,
-    formats: [Format; 3],
-) -> Result<[MatrixLayout; 3], WriteError> {
+pub(crate) fn layouts(spec: &ExpertLayerSpec, formats: [Format; 3]) -> Result<[MatrixLayout; 3], WriteError> {
     let layout = |part: Part| {
         let (rows, cols) = spec.shape(part);
-        MatrixLayout::new(formats[part as usize], rows, cols)
-            .map_err(WriteError::layout(&spec.name(0, part)))
+        MatrixLayout::new(formats[part as usize], rows, cols).map_err(WriteError::layout(&spec.name(0, part)))
     };
     Ok([layout(Part::Gate)?, layout(Part::Up)?, layout(Part::Down)?])
 }

@@ -21,10 +21,7 @@ const METADATA: &str = "__metadata__";
 /// Element types of safetensors whose width is a whole number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-#[allow(
-    missing_docs,
-    reason = "each variant is the format's own name for the type"
-)]
+#[allow(missing_docs, reason = "each variant is the format's own name for the type")]
 pub enum Dtype {
     Bool,
     U8,
@@ -48,9 +45,7 @@ impl Dtype {
     /// Bytes of one element.
     pub fn width(self) -> u64 {
         match self {
-            Dtype::Bool | Dtype::U8 | Dtype::I8 | Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::F8E8M0 => {
-                1
-            }
+            Dtype::Bool | Dtype::U8 | Dtype::I8 | Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::F8E8M0 => 1,
             Dtype::U16 | Dtype::I16 | Dtype::F16 | Dtype::Bf16 => 2,
             Dtype::U32 | Dtype::I32 | Dtype::F32 => 4,
             Dtype::U64 | Dtype::I64 | Dtype::F64 => 8,
@@ -188,9 +183,7 @@ pub enum HeaderError {
         shape: Vec<u64>,
     },
     /// `data_offsets` does not span elements × width bytes.
-    #[error(
-        "tensor {tensor:?}: {dtype} of shape {shape:?} takes {wanted} bytes, but its offsets span {got}"
-    )]
+    #[error("tensor {tensor:?}: {dtype} of shape {shape:?} takes {wanted} bytes, but its offsets span {got}")]
     Span {
         /// Tensor name.
         tensor: String,
@@ -226,9 +219,7 @@ pub enum HeaderError {
         got: u64,
     },
     /// Tensors overlap, or bytes between them belong to none.
-    #[error(
-        "tensor {tensor:?} begins at byte {got} of the data, but the one before it ends at {wanted}"
-    )]
+    #[error("tensor {tensor:?} begins at byte {got} of the data, but the one before it ends at {wanted}")]
     NotAdjacent {
         /// Tensor name.
         tensor: String,
@@ -251,14 +242,9 @@ pub enum HeaderError {
 pub fn header_length(field: [u8; 8], file_len: u64) -> Result<u64, HeaderError> {
     let wanted = u64::from_le_bytes(field);
     if wanted > HEADER_CAP {
-        return Err(HeaderError::TooLarge {
-            cap: HEADER_CAP,
-            got: wanted,
-        });
+        return Err(HeaderError::TooLarge { cap: HEADER_CAP, got: wanted });
     }
-    let got = file_len
-        .checked_sub(8)
-        .ok_or(HeaderError::TooShort { got: file_len })?;
+    let got = file_len.checked_sub(8).ok_or(HeaderError::TooShort { got: file_len })?;
     if wanted > got {
         return Err(HeaderError::Truncated { wanted, got });
     }
@@ -269,18 +255,13 @@ pub fn header_length(field: [u8; 8], file_len: u64) -> Result<u64, HeaderError> 
 /// and checks it against the length of the whole file.
 pub fn parse_header(bytes: &[u8], file_len: u64) -> Result<Header, HeaderError> {
     let Some((field, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(HeaderError::TooShort {
-            got: bytes.len() as u64,
-        });
+        return Err(HeaderError::TooShort { got: bytes.len() as u64 });
     };
     let wanted = header_length(*field, file_len)?;
     let json = usize::try_from(wanted)
         .ok()
         .and_then(|n| rest.get(..n))
-        .ok_or(HeaderError::Truncated {
-            wanted,
-            got: rest.len() as u64,
-        })?;
+        .ok_or(HeaderError::Truncated { wanted, got: rest.len() as u64 })?;
     let raw: RawHeader = serde_json::from_slice(json)?;
     raw.check(8 + wanted, file_len - 8 - wanted)
 }
@@ -329,23 +310,14 @@ impl RawHeader {
             end = info.offset + info.len;
         }
         if end - data_start != data_len {
-            return Err(HeaderError::Trailing {
-                wanted: end - data_start,
-                got: data_len,
-            });
+            return Err(HeaderError::Trailing { wanted: end - data_start, got: data_len });
         }
-        Ok(Header {
-            tensors,
-            metadata,
-            data_start,
-        })
+        Ok(Header { tensors, metadata, data_start })
     }
 
     fn check_metadata(&self) -> Result<BTreeMap<String, String>, HeaderError> {
         if self.metadata.len() > 1 {
-            return Err(HeaderError::Duplicate {
-                name: METADATA.to_owned(),
-            });
+            return Err(HeaderError::Duplicate { name: METADATA.to_owned() });
         }
         let mut map = BTreeMap::new();
         for (key, value) in self.metadata.iter().flat_map(|m| &m.0) {
@@ -362,50 +334,25 @@ impl RawTensor {
     fn check(self, name: &str, data_start: u64, data_len: u64) -> Result<TensorInfo, HeaderError> {
         let tensor = || name.to_owned();
         let (begin, end) = self.data_offsets;
-        let dtype: Dtype = self.dtype.parse().map_err(|()| HeaderError::Dtype {
-            tensor: tensor(),
-            got: self.dtype.clone(),
-        })?;
-        let wanted = self
-            .shape
-            .iter()
-            .try_fold(dtype.width(), |bytes, &dim| bytes.checked_mul(dim));
+        let dtype: Dtype = self
+            .dtype
+            .parse()
+            .map_err(|()| HeaderError::Dtype { tensor: tensor(), got: self.dtype.clone() })?;
+        let wanted = self.shape.iter().try_fold(dtype.width(), |bytes, &dim| bytes.checked_mul(dim));
         let Some(wanted) = wanted else {
-            return Err(HeaderError::Overflow {
-                tensor: tensor(),
-                shape: self.shape,
-            });
+            return Err(HeaderError::Overflow { tensor: tensor(), shape: self.shape });
         };
         let Some(got) = end.checked_sub(begin) else {
-            return Err(HeaderError::Backwards {
-                tensor: tensor(),
-                begin,
-                end,
-            });
+            return Err(HeaderError::Backwards { tensor: tensor(), begin, end });
         };
         if wanted != got {
-            return Err(HeaderError::Span {
-                tensor: tensor(),
-                dtype,
-                shape: self.shape,
-                wanted,
-                got,
-            });
+            return Err(HeaderError::Span { tensor: tensor(), dtype, shape: self.shape, wanted, got });
         }
         if end > data_len {
-            return Err(HeaderError::PastEnd {
-                tensor: tensor(),
-                wanted: end,
-                got: data_len,
-            });
+            return Err(HeaderError::PastEnd { tensor: tensor(), wanted: end, got: data_len });
         }
         // begin ≤ end ≤ data_len, and data_start + data_len is the file's length.
-        Ok(TensorInfo {
-            dtype,
-            shape: self.shape.into_boxed_slice(),
-            offset: data_start + begin,
-            len: got,
-        })
+        Ok(TensorInfo { dtype, shape: self.shape.into_boxed_slice(), offset: data_start + begin, len: got })
     }
 }
 
@@ -420,10 +367,7 @@ impl<'de> Deserialize<'de> for RawHeader {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
-                let mut header = RawHeader {
-                    tensors: Vec::new(),
-                    metadata: Vec::new(),
-                };
+                let mut header = RawHeader { tensors: Vec::new(), metadata: Vec::new() };
                 while let Some(key) = map.next_key::<String>()? {
                     if key == METADATA {
                         header.metadata.push(map.next_value()?);

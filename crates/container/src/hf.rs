@@ -26,10 +26,8 @@ pub(crate) struct ShardIndex {
 impl ShardIndex {
     /// Parses the text of [`INDEX`]; `path` is for messages.
     pub fn parse(path: &Path, text: &[u8]) -> Result<Self, Error> {
-        let index: ShardIndex = serde_json::from_slice(text).map_err(|source| Error::Json {
-            path: path.to_owned(),
-            source,
-        })?;
+        let index: ShardIndex =
+            serde_json::from_slice(text).map_err(|source| Error::Json { path: path.to_owned(), source })?;
         for (tensor, shard) in &index.weight_map {
             if !is_plain_name(shard) {
                 return Err(Error::IndexShardName {
@@ -50,20 +48,12 @@ impl ShardIndex {
     /// Refuses a directory without some of the shards: `present` are the files it has.
     pub fn check_present(&self, dir: &Path, present: &BTreeSet<String>) -> Result<(), Error> {
         let shards = self.shards();
-        let names: Vec<String> = shards
-            .iter()
-            .filter(|s| !present.contains(**s))
-            .map(|s| (*s).to_owned())
-            .collect();
+        let names: Vec<String> =
+            shards.iter().filter(|s| !present.contains(**s)).map(|s| (*s).to_owned()).collect();
         if names.is_empty() {
             return Ok(());
         }
-        let lost = || {
-            self.weight_map
-                .iter()
-                .filter(|(_, s)| !present.contains(*s))
-                .map(|(t, _)| t)
-        };
+        let lost = || self.weight_map.iter().filter(|(_, s)| !present.contains(*s)).map(|(t, _)| t);
         let layers = || lost().filter_map(|t| layer_of(t));
         Err(Error::MissingShards(Box::new(MissingShards {
             dir: dir.to_owned(),
@@ -78,24 +68,11 @@ impl ShardIndex {
     }
 
     /// Refuses a tensor that is not in the shard that the index names.
-    pub fn check_tensors(
-        &self,
-        path: &Path,
-        files: &[PathBuf],
-        headers: &[Header],
-    ) -> Result<(), Error> {
+    pub fn check_tensors(&self, path: &Path, files: &[PathBuf], headers: &[Header]) -> Result<(), Error> {
         let mut holders: BTreeMap<&str, &str> = BTreeMap::new();
         for (file, header) in files.iter().zip(headers) {
-            let name = file
-                .file_name()
-                .and_then(|n| n.to_str())
-                .unwrap_or_default();
-            holders.extend(
-                header
-                    .tensors
-                    .iter()
-                    .map(|(tensor, _)| (tensor.as_str(), name)),
-            );
+            let name = file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            holders.extend(header.tensors.iter().map(|(tensor, _)| (tensor.as_str(), name)));
         }
         for (tensor, shard) in &self.weight_map {
             let holder = holders.get(tensor.as_str()).copied();
@@ -201,24 +178,12 @@ pub(crate) fn locate(
     } else {
         None
     };
-    Ok(MatrixPlace {
-        layout,
-        weights: stored.extent(),
-        scales,
-    })
+    Ok(MatrixPlace { layout, weights: stored.extent(), scales })
 }
 
 /// A layout for a tensor of this name.
-pub(crate) fn layout(
-    name: &str,
-    format: Format,
-    rows: usize,
-    cols: usize,
-) -> Result<MatrixLayout, Error> {
-    MatrixLayout::new(format, rows, cols).map_err(|source| Error::Layout {
-        tensor: name.to_owned(),
-        source,
-    })
+pub(crate) fn layout(name: &str, format: Format, rows: usize, cols: usize) -> Result<MatrixLayout, Error> {
+    MatrixLayout::new(format, rows, cols).map_err(|source| Error::Layout { tensor: name.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -238,17 +203,11 @@ mod tests {
     fn a_hole_in_the_numbering_is_named() {
         let present = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
         let dir = Path::new("d");
-        let whole = present(&[
-            "m-00001-of-00002.safetensors",
-            "m-00002-of-00002.safetensors",
-        ]);
+        let whole = present(&["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"]);
         assert!(check_numbering(dir, &whole).is_ok());
         let whole = present(&["m-00000-of-00001.safetensors", "other.safetensors"]);
         assert!(check_numbering(dir, &whole).is_ok());
-        let holed = present(&[
-            "m-00001-of-00003.safetensors",
-            "m-00002-of-00003.safetensors",
-        ]);
+        let holed = present(&["m-00001-of-00003.safetensors", "m-00002-of-00003.safetensors"]);
         let Err(Error::MissingShards(missing)) = check_numbering(dir, &holed) else {
             panic!("the hole was not seen");
         };

@@ -27,11 +27,7 @@ pub(crate) struct Stored {
 impl Stored {
     /// Its bytes.
     pub fn extent(&self) -> Extent {
-        Extent {
-            file: self.file,
-            offset: self.info.offset,
-            len: self.info.len,
-        }
+        Extent { file: self.file, offset: self.info.offset, len: self.info.len }
     }
 
     /// Whether the stored shape is `rows × cols`, dimensions of one left out of account.
@@ -70,10 +66,7 @@ impl TensorIndex {
             for (name, info) in header.tensors.iter().filter(|(name, _)| keep(name)) {
                 match tensors.entry(name.clone()) {
                     Slot::Vacant(slot) => {
-                        slot.insert(Stored {
-                            file,
-                            info: info.clone(),
-                        });
+                        slot.insert(Stored { file, info: info.clone() });
                     }
                     Slot::Occupied(slot) => {
                         return Err(Error::DuplicateTensor {
@@ -86,17 +79,8 @@ impl TensorIndex {
             }
         }
         let prefix = find_prefix(&tensors);
-        let outer = prefix
-            .strip_suffix(CANONICAL)
-            .unwrap_or_default()
-            .to_owned();
-        Ok(TensorIndex {
-            tensors,
-            prefix,
-            outer,
-            dir: dir.to_owned(),
-            files: files.to_vec(),
-        })
+        let outer = prefix.strip_suffix(CANONICAL).unwrap_or_default().to_owned();
+        Ok(TensorIndex { tensors, prefix, outer, dir: dir.to_owned(), files: files.to_vec() })
     }
 
     /// What this directory has in place of `model.`.
@@ -117,10 +101,7 @@ impl TensorIndex {
     /// A tensor by its canonical name: the stored name and where it is.
     pub fn find(&self, canonical: &str) -> Option<(&str, &Stored)> {
         if self.prefix == CANONICAL {
-            return self
-                .tensors
-                .get_key_value(canonical)
-                .map(|(name, t)| (name.as_str(), t));
+            return self.tensors.get_key_value(canonical).map(|(name, t)| (name.as_str(), t));
         }
         if let Some(rest) = canonical.strip_prefix(CANONICAL) {
             return self.get_joined(&self.prefix, rest);
@@ -132,20 +113,15 @@ impl TensorIndex {
 
     /// [`Self::find`], or the refusal that names what is missing.
     pub fn require(&self, canonical: &str) -> Result<(&str, &Stored), Error> {
-        self.find(canonical).ok_or_else(|| Error::MissingTensor {
-            dir: self.dir.clone(),
-            tensor: canonical.to_owned(),
-        })
+        self.find(canonical)
+            .ok_or_else(|| Error::MissingTensor { dir: self.dir.clone(), tensor: canonical.to_owned() })
     }
 
     /// [`Self::stored`], or the refusal that names what is missing.
     pub fn require_stored(&self, name: &str) -> Result<(&str, &Stored), Error> {
         match self.tensors.get_key_value(name) {
             Some((name, stored)) => Ok((name, stored)),
-            None => Err(Error::MissingTensor {
-                dir: self.dir.clone(),
-                tensor: name.to_owned(),
-            }),
+            None => Err(Error::MissingTensor { dir: self.dir.clone(), tensor: name.to_owned() }),
         }
     }
 
@@ -156,9 +132,7 @@ impl TensorIndex {
 
     /// All tensors, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Stored)> {
-        self.tensors
-            .iter()
-            .map(|(name, stored)| (name.as_str(), stored))
+        self.tensors.iter().map(|(name, stored)| (name.as_str(), stored))
     }
 
     /// Path of a stored tensor's file, for messages.
@@ -167,21 +141,11 @@ impl TensorIndex {
     }
 
     /// Refuses another shape than `rows × cols`.
-    pub fn check_shape(
-        &self,
-        name: &str,
-        stored: &Stored,
-        rows: usize,
-        cols: usize,
-    ) -> Result<(), Error> {
+    pub fn check_shape(&self, name: &str, stored: &Stored, rows: usize, cols: usize) -> Result<(), Error> {
         if stored.has_shape(rows, cols) {
             return Ok(());
         }
-        let wanted = if rows == 1 {
-            vec![cols as u64]
-        } else {
-            vec![rows as u64, cols as u64]
-        };
+        let wanted = if rows == 1 { vec![cols as u64] } else { vec![rows as u64, cols as u64] };
         Err(Error::Shape {
             file: self.path(stored),
             tensor: name.to_owned(),
@@ -231,10 +195,7 @@ fn find_prefix(tensors: &HashMap<String, Stored>) -> String {
         // The same number of tensors: the first in alphabetical order.
         let best = candidates.iter().rev().max_by_key(|prefix| {
             let layers = format!("{prefix}layers.");
-            tensors
-                .keys()
-                .filter(|name| name.starts_with(&layers))
-                .count()
+            tensors.keys().filter(|name| name.starts_with(&layers)).count()
         });
         if let Some(best) = best {
             return (*best).to_owned();

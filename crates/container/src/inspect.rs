@@ -94,13 +94,8 @@ pub struct Damage {
 pub fn inspect(checkpoint: &Checkpoint, inventory: &Inventory) -> Result<Report, Error> {
     let census = checkpoint.check(inventory)?;
     let files = (0u32..).zip(checkpoint.files()).map(|(file, path)| {
-        let name = path
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned());
-        Ok(FileReport {
-            name: name.unwrap_or_default(),
-            bytes: checkpoint.file_len(file)?,
-        })
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        Ok(FileReport { name: name.unwrap_or_default(), bytes: checkpoint.file_len(file)? })
     });
     Ok(Report {
         dir: checkpoint.dir().to_owned(),
@@ -108,9 +103,7 @@ pub fn inspect(checkpoint: &Checkpoint, inventory: &Inventory) -> Result<Report,
         model_type: checkpoint.model_type().map(str::to_owned),
         prefix: checkpoint.prefix().to_owned(),
         files: files.collect::<Result<_, Error>>()?,
-        parameters: checkpoint
-            .manifest()
-            .map(|manifest| manifest.parameters.clone()),
+        parameters: checkpoint.manifest().map(|manifest| manifest.parameters.clone()),
         census,
         notices: checkpoint.notices(),
     })
@@ -131,13 +124,8 @@ pub fn verify(
     let files = plain_files(checkpoint)?;
     let total = census.layers.iter().map(|layer| layer.bytes).sum::<u64>()
         + files.iter().map(|file| file.len).sum::<u64>();
-    let mut reader = Reader {
-        checkpoint,
-        buffer: vec![0; CHUNK],
-        found: Verification::default(),
-        total,
-        progress,
-    };
+    let mut reader =
+        Reader { checkpoint, buffer: vec![0; CHUNK], found: Verification::default(), total, progress };
     let used = |layer: u32| census.layers.iter().any(|counted| counted.layer == layer);
     for layer in inventory.experts.iter().filter(|layer| used(layer.layer)) {
         for expert in 0..layer.count {
@@ -164,24 +152,10 @@ fn plain_files(checkpoint: &Checkpoint) -> Result<Vec<PlainFile>, Error> {
     };
     let holds_experts = |name: &str| manifest.experts.iter().any(|experts| experts.file == name);
     let mut files = Vec::new();
-    for listed in manifest
-        .files
-        .iter()
-        .filter(|listed| !holds_experts(&listed.name))
-    {
-        let named = |path: &PathBuf| {
-            path.file_name()
-                .is_some_and(|name| name == listed.name.as_str())
-        };
-        if let Some((file, _)) = (0u32..)
-            .zip(checkpoint.files())
-            .find(|(_, path)| named(path))
-        {
-            files.push(PlainFile {
-                file,
-                len: checkpoint.file_len(file)?,
-                wanted: listed.xxh3,
-            });
+    for listed in manifest.files.iter().filter(|listed| !holds_experts(&listed.name)) {
+        let named = |path: &PathBuf| path.file_name().is_some_and(|name| name == listed.name.as_str());
+        if let Some((file, _)) = (0u32..).zip(checkpoint.files()).find(|(_, path)| named(path)) {
+            files.push(PlainFile { file, len: checkpoint.file_len(file)?, wanted: listed.xxh3 });
         }
     }
     Ok(files)
@@ -199,10 +173,7 @@ impl Reader<'_> {
     fn expert(&mut self, layer: u32, expert: u32, place: &ExpertPlace) {
         let mut hash = Xxh3::new();
         self.found.experts += 1;
-        let read = place
-            .runs
-            .iter()
-            .try_for_each(|run| self.hash(run.file, run.offset, run.len, &mut hash));
+        let read = place.runs.iter().try_for_each(|run| self.hash(run.file, run.offset, run.len, &mut hash));
         let reason = match (read, place.checksum) {
             (Err(error), _) => Some(describe(&error)),
             (Ok(()), Some(wanted)) => {
@@ -253,10 +224,7 @@ impl Reader<'_> {
             hash.update(chunk);
             done += step;
             self.found.bytes += step;
-            (self.progress)(Progress {
-                bytes: self.found.bytes,
-                total: self.total,
-            });
+            (self.progress)(Progress { bytes: self.found.bytes, total: self.total });
         }
         Ok(())
     }

@@ -36,10 +36,7 @@ pub enum Role {
 impl Role {
     /// Whether `convert` and every reader keep this tensor in f32 (never quantised).
     pub fn keeps_f32(self) -> bool {
-        matches!(
-            self,
-            Role::Norm | Role::Bias | Role::Router | Role::RouterBias | Role::IndexerWeights
-        )
+        matches!(self, Role::Norm | Role::Bias | Role::Router | Role::RouterBias | Role::IndexerWeights)
     }
 }
 

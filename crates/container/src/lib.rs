@@ -28,5 +28,5 @@ pub use header::{Dtype, Header, HeaderError, TensorInfo, parse_header};
 pub use inspect::{Damage, FileReport, Progress, Report, Verification, inspect, verify};
 pub use inventory::{ExpertLayerSpec, Inventory, Part, Role, TensorSpec};
 pub use listing::JSON_CAP;
-pub use place::{Extent, ExpertPlace, MatrixPlace, PartPlace, RunOffset};
+pub use place::{ExpertPlace, Extent, MatrixPlace, PartPlace, RunOffset};
 pub use slab::{Manifest, ManifestError, parse_manifest};

@@ -25,30 +25,18 @@ pub(crate) struct Listing {
 impl Listing {
     /// Lists a directory; refuses a path that is none.
     pub fn of(dir: &Path) -> Result<Listing, Error> {
-        let io = |action| {
-            move |source| Error::Io {
-                action,
-                path: dir.to_owned(),
-                source,
-            }
-        };
+        let io = |action| move |source| Error::Io { action, path: dir.to_owned(), source };
         let meta = match fs::metadata(dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(Error::NotFound {
-                    path: dir.to_owned(),
-                });
+                return Err(Error::NotFound { path: dir.to_owned() });
             }
             other => other.map_err(io("look at"))?,
         };
         if !meta.is_dir() {
             return Err(if has_extension(dir, "gguf") {
-                Error::Gguf {
-                    path: dir.to_owned(),
-                }
+                Error::Gguf { path: dir.to_owned() }
             } else {
-                Error::NotDirectory {
-                    path: dir.to_owned(),
-                }
+                Error::NotDirectory { path: dir.to_owned() }
             });
         }
         let mut names = BTreeSet::new();
@@ -84,10 +72,7 @@ impl Listing {
 
     /// A GGUF file, if there is one.
     pub fn gguf(&self, dir: &Path) -> Option<PathBuf> {
-        self.names
-            .iter()
-            .map(|name| dir.join(name))
-            .find(|path| has_extension(path, "gguf"))
+        self.names.iter().map(|name| dir.join(name)).find(|path| has_extension(path, "gguf"))
     }
 
     /// The safetensors files that belong to the model, and the index that says so.
@@ -101,10 +86,7 @@ impl Listing {
         if let Some(manifest) = manifest {
             self.check_manifest_files(dir, manifest)?;
             let listed = manifest.names().into_iter().map(str::to_owned);
-            return Ok((
-                self.cap(dir, listed.filter(|n| is_weights(&n)).collect())?,
-                None,
-            ));
+            return Ok((self.cap(dir, listed.filter(|n| is_weights(&n)).collect())?, None));
         }
         if self.names.contains(hf::INDEX) {
             let path = dir.join(hf::INDEX);
@@ -120,9 +102,7 @@ impl Listing {
         if found.is_empty() {
             return Err(match self.gguf(dir) {
                 Some(path) => Error::Gguf { path },
-                None => Error::NoTensors {
-                    dir: dir.to_owned(),
-                },
+                None => Error::NoTensors { dir: dir.to_owned() },
             });
         }
         Ok((self.cap(dir, found.into_iter().collect())?, None))
@@ -132,19 +112,9 @@ impl Listing {
     fn check_manifest_files(&self, dir: &Path, manifest: &Manifest) -> Result<(), Error> {
         let listed = manifest.names();
         let absent = |name: &&&str| !self.names.contains(**name);
-        let names: Vec<String> = listed
-            .iter()
-            .filter(absent)
-            .map(|n| (*n).to_owned())
-            .collect();
+        let names: Vec<String> = listed.iter().filter(absent).map(|n| (*n).to_owned()).collect();
         if !names.is_empty() {
-            let layers = || {
-                manifest
-                    .experts
-                    .iter()
-                    .filter(|e| names.contains(&e.file))
-                    .map(|e| e.layer)
-            };
+            let layers = || manifest.experts.iter().filter(|e| names.contains(&e.file)).map(|e| e.layer);
             return Err(Error::MissingShards(Box::new(MissingShards {
                 dir: dir.to_owned(),
                 known_from: slab::MANIFEST.to_owned(),
@@ -159,17 +129,9 @@ impl Listing {
         for file in &manifest.files {
             let path = dir.join(&file.name);
             let meta = fs::metadata(&path);
-            let meta = meta.map_err(|source| Error::Io {
-                action: "look at",
-                path: path.clone(),
-                source,
-            })?;
+            let meta = meta.map_err(|source| Error::Io { action: "look at", path: path.clone(), source })?;
             if meta.len() != file.bytes {
-                return Err(Error::FileLength {
-                    path,
-                    wanted: file.bytes,
-                    got: meta.len(),
-                });
+                return Err(Error::FileLength { path, wanted: file.bytes, got: meta.len() });
             }
         }
         Ok(())
@@ -178,37 +140,23 @@ impl Listing {
     /// Refuses no file at all, and too many.
     fn cap(&self, dir: &Path, names: Vec<String>) -> Result<Vec<String>, Error> {
         match names.len() {
-            0 => Err(Error::NoTensors {
-                dir: dir.to_owned(),
-            }),
-            got if got > FILES_CAP => Err(Error::TooManyFiles {
-                dir: dir.to_owned(),
-                cap: FILES_CAP,
-                got,
-            }),
+            0 => Err(Error::NoTensors { dir: dir.to_owned() }),
+            got if got > FILES_CAP => Err(Error::TooManyFiles { dir: dir.to_owned(), cap: FILES_CAP, got }),
             _ => Ok(names),
         }
     }
 }
 
 fn has_extension(path: &Path, extension: &str) -> bool {
-    path.extension()
-        .is_some_and(|e| e.eq_ignore_ascii_case(extension))
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension))
 }
 
 /// Opens a plain file and tells its length; opening a pipe would wait for a writer.
 pub(crate) fn open_plain(path: &Path) -> Result<(File, u64), Error> {
-    let io = |source| Error::Io {
-        action: "open",
-        path: path.to_owned(),
-        source,
-    };
+    let io = |source| Error::Io { action: "open", path: path.to_owned(), source };
     let meta = fs::metadata(path).map_err(io)?;
     if !meta.is_file() {
-        return Err(io(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "it is not a plain file",
-        )));
+        return Err(io(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file")));
     }
     let file = File::open(path).map_err(io)?;
     let len = file.metadata().map_err(io)?.len();
@@ -217,17 +165,9 @@ pub(crate) fn open_plain(path: &Path) -> Result<(File, u64), Error> {
 
 /// Reads a whole file of at most [`JSON_CAP`] bytes.
 fn read_capped(path: &Path) -> Result<Vec<u8>, Error> {
-    let io = |source| Error::Io {
-        action: "read",
-        path: path.to_owned(),
-        source,
-    };
+    let io = |source| Error::Io { action: "read", path: path.to_owned(), source };
     let (file, len) = open_plain(path)?;
-    let too_large = |got| Error::JsonTooLarge {
-        path: path.to_owned(),
-        cap: JSON_CAP,
-        got,
-    };
+    let too_large = |got| Error::JsonTooLarge { path: path.to_owned(), cap: JSON_CAP, got };
     if len > JSON_CAP {
         return Err(too_large(len));
     }
@@ -242,10 +182,8 @@ fn read_capped(path: &Path) -> Result<Vec<u8>, Error> {
 
 /// Reads a JSON file whose value must be an object.
 pub(crate) fn read_object(path: &Path) -> Result<Value, Error> {
-    let value = serde_json::from_slice(&read_capped(path)?).map_err(|source| Error::Json {
-        path: path.to_owned(),
-        source,
-    })?;
+    let value = serde_json::from_slice(&read_capped(path)?)
+        .map_err(|source| Error::Json { path: path.to_owned(), source })?;
     let got = match &value {
         Value::Object(_) => return Ok(value),
         Value::Null => "null",
@@ -254,8 +192,5 @@ pub(crate) fn read_object(path: &Path) -> Result<Value, Error> {
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
     };
-    Err(Error::NotObject {
-        path: path.to_owned(),
-        got,
-    })
+    Err(Error::NotObject { path: path.to_owned(), got })
 }

@@ -130,13 +130,9 @@ impl<'de> Deserialize<'de> for Checksum {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         if text.len() != 16 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(de::Error::custom(format!(
-                "checksum {text:?}: wanted 16 hexadecimal digits"
-            )));
+            return Err(de::Error::custom(format!("checksum {text:?}: wanted 16 hexadecimal digits")));
         }
-        u64::from_str_radix(&text, 16)
-            .map(Checksum)
-            .map_err(de::Error::custom)
+        u64::from_str_radix(&text, 16).map(Checksum).map_err(de::Error::custom)
     }
 }
 
@@ -149,9 +145,7 @@ mod format_name {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Format, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 
@@ -159,16 +153,11 @@ mod format_name {
 mod format_names {
     use super::*;
 
-    pub fn serialize<S: Serializer>(
-        formats: &[Format; 3],
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(formats: &[Format; 3], serializer: S) -> Result<S::Ok, S::Error> {
         formats.map(|f| f.to_string()).serialize(serializer)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<[Format; 3], D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[Format; 3], D::Error> {
         let names = <[String; 3]>::deserialize(deserializer)?;
         let [gate, up, down] = names;
         let parse = |name: String| name.parse::<Format>().map_err(de::Error::custom);
@@ -190,9 +179,7 @@ pub enum ManifestError {
         got: String,
     },
     /// A version that this program does not read.
-    #[error(
-        "the manifest has version {got}, this program reads version {VERSION}: use a newer one"
-    )]
+    #[error("the manifest has version {got}, this program reads version {VERSION}: use a newer one")]
     Version {
         /// Version as written.
         got: u32,
@@ -230,9 +217,7 @@ pub enum ManifestError {
 impl ManifestExperts {
     /// Offset after the last run, or `None` where it passes 64 bits.
     pub fn end(&self) -> Option<u64> {
-        self.stride
-            .checked_mul(self.xxh3.len() as u64)?
-            .checked_add(self.first)
+        self.stride.checked_mul(self.xxh3.len() as u64)?.checked_add(self.first)
     }
 }
 
@@ -256,9 +241,7 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, ManifestError> {
     let mut names = BTreeSet::new();
     for name in manifest.files.iter().map(|f| &f.name) {
         if !names.insert(name) {
-            return Err(ManifestError::Duplicate {
-                what: format!("{name:?}"),
-            });
+            return Err(ManifestError::Duplicate { what: format!("{name:?}") });
         }
     }
     let mut layers = BTreeSet::new();
@@ -266,9 +249,7 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, ManifestError> {
         let layer = experts.layer;
         names.insert(&experts.file);
         if !layers.insert(layer) {
-            return Err(ManifestError::Duplicate {
-                what: format!("layer {layer}"),
-            });
+            return Err(ManifestError::Duplicate { what: format!("layer {layer}") });
         }
         for (what, got) in [("first", experts.first), ("stride", experts.stride)] {
             if got == 0 || !got.is_multiple_of(RUN_ALIGN) {
@@ -280,9 +261,7 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, ManifestError> {
         }
     }
     match names.iter().find(|name| !hf::is_plain_name(name)) {
-        Some(name) => Err(ManifestError::FileName {
-            name: name.to_string(),
-        }),
+        Some(name) => Err(ManifestError::FileName { name: name.to_string() }),
         None => Ok(manifest),
     }
 }
@@ -291,9 +270,7 @@ impl Manifest {
     /// Names of all files that it lists, ascending.
     pub(crate) fn names(&self) -> BTreeSet<&str> {
         let files = self.files.iter().map(|f| f.name.as_str());
-        files
-            .chain(self.experts.iter().map(|e| e.file.as_str()))
-            .collect()
+        files.chain(self.experts.iter().map(|e| e.file.as_str())).collect()
     }
 }
 
@@ -324,23 +301,15 @@ impl Slab {
             if header.metadata.get(META_SLAB).map(String::as_str) != Some("1") {
                 return Err(refuse(META_SLAB, "is not \"1\" in its metadata".to_owned()));
             }
-            let text = header
-                .metadata
-                .get(META_TENSORS)
-                .map_or("{}", String::as_str);
+            let text = header.metadata.get(META_TENSORS).map_or("{}", String::as_str);
             let own: TensorMetas = serde_json::from_str(text)
                 .map_err(|e| refuse(META_TENSORS, format!("does not parse ({e})")))?;
             metas.extend(own);
         }
         let mut layers = HashMap::new();
         for (position, experts) in manifest.experts.iter().enumerate() {
-            let named =
-                |path: &PathBuf| path.file_name().is_some_and(|n| n == experts.file.as_str());
-            let found = files
-                .iter()
-                .zip(lens)
-                .zip(0u32..)
-                .find(|((path, _), _)| named(path));
+            let named = |path: &PathBuf| path.file_name().is_some_and(|n| n == experts.file.as_str());
+            let found = files.iter().zip(lens).zip(0u32..).find(|((path, _), _)| named(path));
             let Some(((path, &len), file)) = found else {
                 continue;
             };
@@ -358,11 +327,7 @@ impl Slab {
             }
             layers.insert(experts.layer, (file, position));
         }
-        Ok(Slab {
-            manifest,
-            metas,
-            layers,
-        })
+        Ok(Slab { manifest, metas, layers })
     }
 
     /// A matrix whose metadata, shape, type and byte counts agree.
@@ -387,12 +352,11 @@ impl Slab {
             });
         }
         let layout = hf::layout(name, meta.format, rows, cols)?;
-        let (dtype, units) =
-            stored_as(meta.format, cols).ok_or_else(|| Error::UnsupportedFormat {
-                file: index.path(stored),
-                tensor: name.to_owned(),
-                format: meta.format.to_string(),
-            })?;
+        let (dtype, units) = stored_as(meta.format, cols).ok_or_else(|| Error::UnsupportedFormat {
+            file: index.path(stored),
+            tensor: name.to_owned(),
+            format: meta.format.to_string(),
+        })?;
         index.check_dtype(name, stored, dtype)?;
         index.check_shape(name, stored, rows, units)?;
         let scales = if layout.scale_bytes() == 0 {
@@ -403,11 +367,7 @@ impl Slab {
             index.check_shape(name, scales, layout.scale_rows(), layout.scale_cols())?;
             Some(scales.extent())
         };
-        Ok(MatrixPlace {
-            layout,
-            weights: stored.extent(),
-            scales,
-        })
+        Ok(MatrixPlace { layout, weights: stored.extent(), scales })
     }
 
     /// One expert as its whole padded run, from the places of gate, up and down.
@@ -426,14 +386,11 @@ impl Slab {
         };
         let (wanted, got) = (spec.count as usize, experts.xxh3.len());
         let checksum = experts.xxh3.get(expert as usize).filter(|_| wanted == got);
-        let checksum = checksum
-            .ok_or_else(|| refuse(format!("is one of {wanted}, the manifest has {got}")))?;
+        let checksum =
+            checksum.ok_or_else(|| refuse(format!("is one of {wanted}, the manifest has {got}")))?;
         // Within the file, as `new` has seen for the layer's last run.
-        let run = Extent {
-            file,
-            offset: experts.first + experts.stride * u64::from(expert),
-            len: experts.stride,
-        };
+        let run =
+            Extent { file, offset: experts.first + experts.stride * u64::from(expert), len: experts.stride };
         let place_in_run = |part: Part| {
             let place = parts[part as usize];
             place_within(run, place, experts.formats[part as usize])
@@ -441,21 +398,13 @@ impl Slab {
         };
         Ok(ExpertPlace {
             runs: vec![run],
-            parts: [
-                place_in_run(Part::Gate)?,
-                place_in_run(Part::Up)?,
-                place_in_run(Part::Down)?,
-            ],
+            parts: [place_in_run(Part::Gate)?, place_in_run(Part::Up)?, place_in_run(Part::Down)?],
             checksum: Some(checksum.0),
         })
     }
 
     /// A layer's experts in the manifest, and the index of their file.
-    fn experts_of(
-        &self,
-        index: &TensorIndex,
-        layer: u32,
-    ) -> Result<(u32, &ManifestExperts), Error> {
+    fn experts_of(&self, index: &TensorIndex, layer: u32) -> Result<(u32, &ManifestExperts), Error> {
         match self.layers.get(&layer) {
             Some(&(file, position)) => Ok((file, &self.manifest.experts[position])),
             None => Err(Error::Slab {

@@ -18,9 +18,8 @@ pub use error::WriteError;
 use file::{FilePlan, FilePlanner, FileWriter, dtype, sync_dir, weights_shape, write_atomic};
 
 use crate::slab::{
-    BLOB_ALIGN, Checksum, FORMAT_NAME, MANIFEST, META_SLAB, META_TENSORS, Manifest,
-    ManifestExperts, ManifestFile, Parameters, RUN_ALIGN, SCALES_SUFFIX, TensorMeta, TensorMetas,
-    VERSION,
+    BLOB_ALIGN, Checksum, FORMAT_NAME, MANIFEST, META_SLAB, META_TENSORS, Manifest, ManifestExperts,
+    ManifestFile, Parameters, RUN_ALIGN, SCALES_SUFFIX, TensorMeta, TensorMetas, VERSION,
 };
 use crate::{ExpertLayerSpec, Part, TensorSpec};
 
@@ -83,20 +82,11 @@ impl RunShape {
                 *at = place(layout.scale_bytes())?;
             }
         }
-        Some(RunShape {
-            layouts,
-            weights,
-            scales,
-            stride: align(end, RUN_ALIGN)?,
-        })
+        Some(RunShape { layouts, weights, scales, stride: align(end, RUN_ALIGN)? })
     }
 
     /// The weight bytes and the scale bytes of one matrix of a run.
-    pub(crate) fn part_mut<'r>(
-        &self,
-        run: &'r mut [u8],
-        part: Part,
-    ) -> (&'r mut [u8], &'r mut [u8]) {
+    pub(crate) fn part_mut<'r>(&self, run: &'r mut [u8], part: Part) -> (&'r mut [u8], &'r mut [u8]) {
         let i = part as usize;
         let layout = &self.layouts[i];
         // Scales lie behind all weights, so the run splits between them.
@@ -104,10 +94,7 @@ impl RunShape {
         let weights = &mut head[self.weights[i]..][..layout.weight_bytes()];
         let scales = match layout.scale_bytes() {
             0 => &mut [],
-            len => {
-                &mut tail[self.scales[i] - (self.weights[2] + self.layouts[2].weight_bytes())..]
-                    [..len]
-            }
+            len => &mut tail[self.scales[i] - (self.weights[2] + self.layouts[2].weight_bytes())..][..len],
         };
         (weights, scales)
     }
@@ -192,11 +179,7 @@ impl SlabPlan {
     ) -> Manifest {
         let files = finished
             .iter()
-            .map(|f| ManifestFile {
-                name: f.name.clone(),
-                bytes: f.bytes,
-                xxh3: f.xxh3,
-            })
+            .map(|f| ManifestFile { name: f.name.clone(), bytes: f.bytes, xxh3: f.xxh3 })
             .collect();
         let experts = self
             .files
@@ -256,10 +239,7 @@ pub(crate) fn write_manifest(dir: &Path, manifest: &Manifest) -> Result<(), Writ
 }
 
 /// Plans a dense file; each blob begins at a multiple of 64.
-fn dense_plan(
-    index: usize,
-    tensors: Vec<(TensorSpec, MatrixLayout)>,
-) -> Result<SlabFile, WriteError> {
+fn dense_plan(index: usize, tensors: Vec<(TensorSpec, MatrixLayout)>) -> Result<SlabFile, WriteError> {
     let mut planner = FilePlanner::new(format!("dense-{index:05}.safetensors"));
     let mut metas = TensorMetas::new();
     for (spec, layout) in &tensors {
@@ -271,17 +251,13 @@ fn dense_plan(
         }
     }
     let plan = planner.finish(&metadata(&metas), RUN_ALIGN);
-    Ok(SlabFile {
-        plan,
-        body: Body::Dense(tensors),
-    })
+    Ok(SlabFile { plan, body: Body::Dense(tensors) })
 }
 
 /// Plans the file of one layer's experts.
 fn experts_plan(spec: ExpertLayerSpec, layouts: [MatrixLayout; 3]) -> Result<SlabFile, WriteError> {
     let name = format!("experts-{:05}.safetensors", spec.layer);
-    let shape =
-        RunShape::new(layouts).ok_or_else(|| WriteError::Overflow { file: name.clone() })?;
+    let shape = RunShape::new(layouts).ok_or_else(|| WriteError::Overflow { file: name.clone() })?;
     let mut planner = FilePlanner::new(name);
     let mut metas = TensorMetas::new();
     for expert in 0..spec.count {
@@ -300,10 +276,7 @@ fn experts_plan(spec: ExpertLayerSpec, layouts: [MatrixLayout; 3]) -> Result<Sla
         planner.pad_to(RUN_ALIGN)?;
     }
     let plan = planner.finish(&metadata(&metas), RUN_ALIGN);
-    Ok(SlabFile {
-        plan,
-        body: Body::Experts(spec, Box::new(shape)),
-    })
+    Ok(SlabFile { plan, body: Body::Experts(spec, Box::new(shape)) })
 }
 
 fn push_weights(
@@ -312,39 +285,18 @@ fn push_weights(
     name: &str,
     layout: &MatrixLayout,
 ) -> Result<(), WriteError> {
-    let meta = TensorMeta {
-        format: layout.format(),
-        rows: layout.rows(),
-        cols: layout.cols(),
-    };
+    let meta = TensorMeta { format: layout.format(), rows: layout.rows(), cols: layout.cols() };
     metas.insert(name.to_owned(), meta);
-    planner.push(
-        name,
-        dtype(layout.format()),
-        &weights_shape(layout),
-        layout.weight_bytes() as u64,
-    )
+    planner.push(name, dtype(layout.format()), &weights_shape(layout), layout.weight_bytes() as u64)
 }
 
-fn push_scales(
-    planner: &mut FilePlanner,
-    name: &str,
-    layout: &MatrixLayout,
-) -> Result<(), WriteError> {
+fn push_scales(planner: &mut FilePlanner, name: &str, layout: &MatrixLayout) -> Result<(), WriteError> {
     let shape = [layout.scale_rows(), layout.scale_cols()];
-    planner.push(
-        &format!("{name}{SCALES_SUFFIX}"),
-        "F32",
-        &shape,
-        layout.scale_bytes() as u64,
-    )
+    planner.push(&format!("{name}{SCALES_SUFFIX}"), "F32", &shape, layout.scale_bytes() as u64)
 }
 
 fn metadata(metas: &TensorMetas) -> BTreeMap<&'static str, String> {
-    BTreeMap::from([
-        (META_SLAB, "1".to_owned()),
-        (META_TENSORS, serde_json::json!(metas).to_string()),
-    ])
+    BTreeMap::from([(META_SLAB, "1".to_owned()), (META_TENSORS, serde_json::json!(metas).to_string())])
 }
 
 /// Writes one file; `progress` hears the bytes of this file so far and may stop the work.
@@ -379,26 +331,16 @@ pub(crate) fn write_file(
                 let hash = xxh3_64(&run);
                 Ok((run, hash))
             };
-            parallel::in_order(
-                spec.count as usize,
-                threads,
-                make,
-                |_, (run, hash): (Vec<u8>, u64)| {
-                    writer.write(&run)?;
-                    runs.push(Checksum(hash));
-                    progress(writer.written())
-                },
-            )?;
+            parallel::in_order(spec.count as usize, threads, make, |_, (run, hash): (Vec<u8>, u64)| {
+                writer.write(&run)?;
+                runs.push(Checksum(hash));
+                progress(writer.written())
+            })?;
         }
     }
     let xxh3 = Checksum(writer.finish()?);
     sync_dir(dir)?;
-    Ok(Finished {
-        name: file.plan.name().to_owned(),
-        bytes: file.plan.bytes(),
-        xxh3,
-        runs,
-    })
+    Ok(Finished { name: file.plan.name().to_owned(), bytes: file.plan.bytes(), xxh3, runs })
 }
 
 #[cfg(test)]
@@ -407,13 +349,8 @@ mod tests {
     use crate::Role;
     use proptest::prelude::*;
 
-    const FORMATS: [Format; 5] = [
-        Format::Bf16,
-        Format::Int8Row,
-        Format::Int4Row,
-        Format::Int4Group(64),
-        Format::Fp8Block,
-    ];
+    const FORMATS: [Format; 5] =
+        [Format::Bf16, Format::Int8Row, Format::Int4Row, Format::Int4Group(64), Format::Fp8Block];
 
     fn layer(count: u32, hidden: usize, width: usize) -> ExpertLayerSpec {
         ExpertLayerSpec {
@@ -493,13 +430,6 @@ mod tests {
         let dense = (0..5).map(|i| (tensor(i), layout)).collect();
         let plan = SlabPlan::new(dense, Vec::new(), 500).unwrap();
         let names: Vec<&str> = plan.files.iter().map(|f| f.plan.name()).collect();
-        assert_eq!(
-            names,
-            [
-                "dense-00000.safetensors",
-                "dense-00001.safetensors",
-                "dense-00002.safetensors"
-            ]
-        );
+        assert_eq!(names, ["dense-00000.safetensors", "dense-00001.safetensors", "dense-00002.safetensors"]);
     }
 }

@@ -30,9 +30,7 @@ use crate::slab::Parameters;
 pub use crate::slab_writer::WriteError;
 use crate::slab_writer::file::write_atomic;
 use crate::slab_writer::parallel::worker_threads;
-use crate::slab_writer::{
-    Blobs, DENSE_FILE, RunShape, SlabPlan, Weights, write_file, write_manifest,
-};
+use crate::slab_writer::{Blobs, DENSE_FILE, RunShape, SlabPlan, Weights, write_file, write_manifest};
 use crate::{ExpertLayerSpec, Inventory, Part, Role, TensorSpec};
 
 /// Which container form a synthetic model takes.
@@ -133,16 +131,8 @@ struct Layouts {
 
 impl Layouts {
     fn new(inventory: &Inventory, options: &SynthOptions) -> Layouts {
-        let odd = inventory
-            .experts
-            .iter()
-            .filter(|e| !e.draft)
-            .nth(1)
-            .map(|e| e.layer);
-        Layouts {
-            options: *options,
-            odd: odd.filter(|_| options.mixed),
-        }
+        let odd = inventory.experts.iter().filter(|e| !e.draft).nth(1).map(|e| e.layer);
+        Layouts { options: *options, odd: odd.filter(|_| options.mixed) }
     }
 
     fn dense(&self, spec: &TensorSpec) -> Result<MatrixLayout, WriteError> {
@@ -172,16 +162,9 @@ impl Meter<'_> {
     /// `bytes` of the current file are written.
     fn report(&mut self, file: &str, bytes: u64) -> Result<(), WriteError> {
         let written = self.done + bytes;
-        match (self.progress)(Progress {
-            file,
-            written,
-            total: self.total,
-        }) {
+        match (self.progress)(Progress { file, written, total: self.total }) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(WriteError::Interrupted {
-                written,
-                total: self.total,
-            }),
+            ControlFlow::Break(()) => Err(WriteError::Interrupted { written, total: self.total }),
         }
     }
 
@@ -193,10 +176,8 @@ impl Meter<'_> {
 
 impl Weights for Values {
     fn dense(&self, spec: &TensorSpec, layout: MatrixLayout) -> Result<Blobs, WriteError> {
-        let mut blobs = Blobs {
-            weights: vec![0; layout.weight_bytes()],
-            scales: vec![0; layout.scale_bytes()],
-        };
+        let mut blobs =
+            Blobs { weights: vec![0; layout.weight_bytes()], scales: vec![0; layout.scale_bytes()] };
         self.weights(&spec.name, spec.role, layout, &mut blobs.weights)?;
         self.scales(&spec.name, spec.role, layout, &mut blobs.scales)?;
         Ok(blobs)
@@ -236,9 +217,7 @@ pub fn synth(
     fs::create_dir_all(destination).map_err(WriteError::io("create", destination))?;
     let mut entries = fs::read_dir(destination).map_err(WriteError::io("list", destination))?;
     if entries.next().is_some() {
-        return Err(WriteError::NotEmpty {
-            dir: destination.to_owned(),
-        });
+        return Err(WriteError::NotEmpty { dir: destination.to_owned() });
     }
     let layouts = Layouts::new(inventory, options);
     let values = Values { seed: options.seed };
@@ -252,15 +231,7 @@ pub fn synth(
     let plan = StockPlan::new(inventory, &layouts, form, options.shards.map(u64::from))?;
     let sizes: Vec<u64> = plan.sizes().map(|(_, bytes)| bytes).collect();
     let report = begin(destination, config, &sizes)?;
-    plan.write(
-        destination,
-        values,
-        &mut Meter {
-            progress,
-            done: 0,
-            total: report.bytes,
-        },
-    )?;
+    plan.write(destination, values, &mut Meter { progress, done: 0, total: report.bytes })?;
     Ok(report)
 }
 
@@ -273,14 +244,8 @@ fn slab(
     values: Values,
     progress: OnProgress<'_>,
 ) -> Result<SynthReport, WriteError> {
-    let dense = inventory
-        .tensors
-        .iter()
-        .map(|spec| Ok((spec.clone(), layouts.dense(spec)?)));
-    let experts = inventory
-        .experts
-        .iter()
-        .map(|spec| Ok((spec.clone(), layouts.experts(spec)?)));
+    let dense = inventory.tensors.iter().map(|spec| Ok((spec.clone(), layouts.dense(spec)?)));
+    let experts = inventory.experts.iter().map(|spec| Ok((spec.clone(), layouts.experts(spec)?)));
     let plan = SlabPlan::new(
         dense.collect::<Result<_, WriteError>>()?,
         experts.collect::<Result<_, WriteError>>()?,
@@ -288,39 +253,22 @@ fn slab(
     )?;
     let sizes: Vec<u64> = plan.files.iter().map(|f| f.plan.bytes()).collect();
     let report = begin(destination, config, &sizes)?;
-    let mut meter = Meter {
-        progress,
-        done: 0,
-        total: report.bytes,
-    };
+    let mut meter = Meter { progress, done: 0, total: report.bytes };
     let mut finished = Vec::with_capacity(plan.files.len());
     for file in &plan.files {
         let name = file.plan.name();
         let report = &mut |bytes| meter.report(name, bytes);
-        finished.push(write_file(
-            destination,
-            file,
-            &values,
-            worker_threads(),
-            report,
-        )?);
+        finished.push(write_file(destination, file, &values, worker_threads(), report)?);
         meter.close(file.plan.bytes());
     }
     let options = &layouts.options;
     let parameters = Parameters {
-        experts: if options.mixed {
-            "mixed".to_owned()
-        } else {
-            options.experts.to_string()
-        },
+        experts: if options.mixed { "mixed".to_owned() } else { options.experts.to_string() },
         rest: options.rest.to_string(),
         draft_experts: options.draft_experts.to_string(),
         source: "synth".to_owned(),
     };
-    write_manifest(
-        destination,
-        &plan.manifest(&inventory.family, &parameters, &finished),
-    )?;
+    write_manifest(destination, &plan.manifest(&inventory.family, &parameters, &finished))?;
     Ok(report)
 }
 
@@ -330,11 +278,7 @@ fn begin(destination: &Path, config: &Value, sizes: &[u64]) -> Result<SynthRepor
     if let Some(free) = free_bytes(destination)?
         && free < bytes
     {
-        return Err(WriteError::Space {
-            dir: destination.to_owned(),
-            wanted: bytes,
-            free,
-        });
+        return Err(WriteError::Space { dir: destination.to_owned(), wanted: bytes, free });
     }
     let small = [
         ("config.json", config.clone()),
@@ -347,8 +291,5 @@ fn begin(destination: &Path, config: &Value, sizes: &[u64]) -> Result<SynthRepor
         text.push('\n');
         write_atomic(destination, name, text.as_bytes())?;
     }
-    Ok(SynthReport {
-        files: sizes.len(),
-        bytes,
-    })
+    Ok(SynthReport { files: sizes.len(), bytes })
 }

@@ -25,11 +25,8 @@ const AS_MADE: ConvertOptions = ConvertOptions {
     draft_experts: Target::Format(Format::Int8Row),
 };
 
-const KEEP: ConvertOptions = ConvertOptions {
-    experts: Target::Keep,
-    rest: Target::Keep,
-    draft_experts: Target::Keep,
-};
+const KEEP: ConvertOptions =
+    ConvertOptions { experts: Target::Keep, rest: Target::Keep, draft_experts: Target::Keep };
 
 fn run(model: &Model, to: &Path, options: &ConvertOptions) -> Result<ConvertReport, WriteError> {
     run_until(model, to, options, u64::MAX)
@@ -42,16 +39,10 @@ fn run_until(
     options: &ConvertOptions,
     limit: u64,
 ) -> Result<ConvertReport, WriteError> {
-    convert(
-        &model.open(),
-        &model.inventory,
-        to,
-        options,
-        &mut |p: Progress<'_>| match p.written >= limit {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        },
-    )
+    convert(&model.open(), &model.inventory, to, options, &mut |p: Progress<'_>| match p.written >= limit {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    })
 }
 
 /// Weight files of two directories, byte by byte.
@@ -75,11 +66,7 @@ fn experts_are_quantised_as_the_reference_does() {
     run(&source, to.path(), &ConvertOptions::default()).unwrap();
     let (from, to) = (source.open(), Checkpoint::open(to.path()).unwrap());
     for layer in &source.inventory.experts {
-        let format = if layer.draft {
-            Format::Int8Row
-        } else {
-            Format::Int4Group(64)
-        };
+        let format = if layer.draft { Format::Int8Row } else { Format::Int4Group(64) };
         for (expert, which) in (0..layer.count).flat_map(|e| Part::ALL.map(|p| (e, p))) {
             let (rows, cols) = layer.shape(which);
             let name = layer.name(expert, which);
@@ -94,10 +81,7 @@ fn experts_are_quantised_as_the_reference_does() {
             let layout = MatrixLayout::new(format, rows, cols).unwrap();
             let wanted = OwnedMatrix::quantize(layout, &from.read_f32(&spec).unwrap()).unwrap();
             let (weights, scales) = part(&to, layer, expert, which);
-            assert!(
-                weights == wanted.weights() && scales == wanted.scales(),
-                "{name}"
-            );
+            assert!(weights == wanted.weights() && scales == wanted.scales(), "{name}");
         }
     }
 }
@@ -110,20 +94,12 @@ fn the_rest_is_int8_and_what_the_role_keeps_is_f32() {
     let (from, to) = (source.open(), Checkpoint::open(to.path()).unwrap());
     for spec in &source.inventory.tensors {
         let values = from.read_f32(spec).unwrap();
-        let format = if spec.rows == 1 || spec.role.keeps_f32() {
-            Format::F32
-        } else {
-            Format::Int8Row
-        };
+        let format = if spec.rows == 1 || spec.role.keeps_f32() { Format::F32 } else { Format::Int8Row };
         let layout = MatrixLayout::new(format, spec.rows, spec.cols).unwrap();
         let wanted = OwnedMatrix::quantize(layout, &values).unwrap();
         let got = to.read_matrix(spec).unwrap();
         assert_eq!(got.layout().format(), format, "{}", spec.name);
-        assert!(
-            got.weights() == wanted.weights() && got.scales() == wanted.scales(),
-            "{}",
-            spec.name
-        );
+        assert!(got.weights() == wanted.weights() && got.scales() == wanted.scales(), "{}", spec.name);
     }
 }
 
@@ -138,10 +114,7 @@ fn a_source_in_the_target_formats_keeps_its_bits() {
 
 #[test]
 fn keep_copies_whatever_the_source_has() {
-    let options = SynthOptions {
-        mixed: true,
-        ..SynthOptions::new(Like::Tiny, SynthFormat::Slab)
-    };
+    let options = SynthOptions { mixed: true, ..SynthOptions::new(Like::Tiny, SynthFormat::Slab) };
     let slab = model::model(Like::Tiny, &options);
     let to = TempDir::new().unwrap();
     run(&slab, to.path(), &KEEP).unwrap();
@@ -152,25 +125,14 @@ fn keep_copies_whatever_the_source_has() {
     run(&hf, to.path(), &KEEP).unwrap();
     let layer = &hf.inventory.experts[0];
     let to = Checkpoint::open(to.path()).unwrap();
-    assert_eq!(
-        to.expert(layer, 3).unwrap().parts[0].layout.format(),
-        Format::Bf16
-    );
-    assert_eq!(
-        part(&to, layer, 3, Part::Up),
-        part(&hf.open(), layer, 3, Part::Up)
-    );
+    assert_eq!(to.expert(layer, 3).unwrap().parts[0].layout.format(), Format::Bf16);
+    assert_eq!(part(&to, layer, 3, Part::Up), part(&hf.open(), layer, 3, Part::Up));
 }
 
 #[test]
 fn the_plan_is_exact_to_the_byte() {
     let source = tiny(SynthFormat::Hf);
-    let plan = ConvertPlan::new(
-        &source.open(),
-        &source.inventory,
-        &ConvertOptions::default(),
-    )
-    .unwrap();
+    let plan = ConvertPlan::new(&source.open(), &source.inventory, &ConvertOptions::default()).unwrap();
     let to = TempDir::new().unwrap();
     let report = run(&source, to.path(), &ConvertOptions::default()).unwrap();
     let files = contents(to.path());
@@ -180,48 +142,26 @@ fn the_plan_is_exact_to_the_byte() {
     }
     let sum: usize = files.values().map(Vec::len).sum();
     assert_eq!((plan.total_bytes(), report.bytes), (sum as u64, sum as u64));
-    assert_eq!(
-        files["tokenizer.json"],
-        fs::read(source.dir.path().join("tokenizer.json")).unwrap()
-    );
+    assert_eq!(files["tokenizer.json"], fs::read(source.dir.path().join("tokenizer.json")).unwrap());
 }
 
 #[test]
 fn a_conversion_stopped_anywhere_goes_on_to_the_same_bytes() {
     let source = tiny(SynthFormat::Hf);
     let whole = TempDir::new().unwrap();
-    let total = run(&source, whole.path(), &ConvertOptions::default())
-        .unwrap()
-        .bytes;
+    let total = run(&source, whole.path(), &ConvertOptions::default()).unwrap().bytes;
     let wanted = contents(whole.path());
     let mut skipped = Vec::new();
     for tenth in [0, 1, 3, 5, 8] {
         let to = TempDir::new().unwrap();
-        let stopped = run_until(
-            &source,
-            to.path(),
-            &ConvertOptions::default(),
-            total * tenth / 10,
-        );
-        assert!(
-            matches!(stopped, Err(WriteError::Interrupted { .. })),
-            "{stopped:?}"
-        );
-        assert!(
-            Checkpoint::open(to.path()).is_err(),
-            "an unfinished directory is no model"
-        );
+        let stopped = run_until(&source, to.path(), &ConvertOptions::default(), total * tenth / 10);
+        assert!(matches!(stopped, Err(WriteError::Interrupted { .. })), "{stopped:?}");
+        assert!(Checkpoint::open(to.path()).is_err(), "an unfinished directory is no model");
         let report = run(&source, to.path(), &ConvertOptions::default()).unwrap();
-        assert!(
-            contents(to.path()) == wanted,
-            "stopped after {tenth} tenths"
-        );
+        assert!(contents(to.path()) == wanted, "stopped after {tenth} tenths");
         skipped.push(report.skipped);
     }
-    assert!(
-        skipped.is_sorted() && skipped[0] == 0 && *skipped.last().unwrap() > 1,
-        "{skipped:?}"
-    );
+    assert!(skipped.is_sorted() && skipped[0] == 0 && *skipped.last().unwrap() > 1, "{skipped:?}");
 }
 
 #[test]
@@ -240,23 +180,10 @@ fn a_conversion_stopped_twice_goes_on_too() {
 fn a_finished_file_that_was_cut_is_written_again() {
     let source = tiny(SynthFormat::Hf);
     let (whole, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let total = run(&source, whole.path(), &ConvertOptions::default())
-        .unwrap()
-        .bytes;
-    run_until(
-        &source,
-        to.path(),
-        &ConvertOptions::default(),
-        total * 9 / 10,
-    )
-    .unwrap_err();
+    let total = run(&source, whole.path(), &ConvertOptions::default()).unwrap().bytes;
+    run_until(&source, to.path(), &ConvertOptions::default(), total * 9 / 10).unwrap_err();
     let cut = to.path().join("experts-00001.safetensors");
-    File::options()
-        .write(true)
-        .open(cut)
-        .unwrap()
-        .set_len(5000)
-        .unwrap();
+    File::options().write(true).open(cut).unwrap().set_len(5000).unwrap();
     run(&source, to.path(), &ConvertOptions::default()).unwrap();
     assert!(contents(to.path()) == contents(whole.path()));
 }
@@ -265,18 +192,12 @@ fn a_finished_file_that_was_cut_is_written_again() {
 fn other_parameters_in_the_same_directory_are_refused_by_name() {
     let source = tiny(SynthFormat::Hf);
     let to = TempDir::new().unwrap();
-    let other = ConvertOptions {
-        experts: Target::Format(Format::Int4Row),
-        ..ConvertOptions::default()
-    };
+    let other = ConvertOptions { experts: Target::Format(Format::Int4Row), ..ConvertOptions::default() };
     let refused = |limit| {
         run_until(&source, to.path(), &ConvertOptions::default(), limit).ok();
         let before = contents(to.path());
         let message = run(&source, to.path(), &other).unwrap_err().to_string();
-        assert!(
-            message.contains("experts int4-g64,") && message.contains("experts int4,"),
-            "{message}"
-        );
+        assert!(message.contains("experts int4-g64,") && message.contains("experts int4,"), "{message}");
         assert!(contents(to.path()) == before, "a refusal changes nothing");
     };
     refused(100_000);
@@ -286,18 +207,11 @@ fn other_parameters_in_the_same_directory_are_refused_by_name() {
 #[test]
 fn another_source_in_the_same_directory_is_refused() {
     let (one, other) = (tiny(SynthFormat::Hf), tiny(SynthFormat::Hf));
-    fs::write(
-        other.dir.path().join("config.json"),
-        "{\"model_type\": \"glm_moe_dsa\"}",
-    )
-    .unwrap();
+    fs::write(other.dir.path().join("config.json"), "{\"model_type\": \"glm_moe_dsa\"}").unwrap();
     let to = TempDir::new().unwrap();
     run_until(&one, to.path(), &ConvertOptions::default(), 1).unwrap_err();
     let refused = run(&other, to.path(), &ConvertOptions::default());
-    assert!(
-        matches!(refused, Err(WriteError::SourceChanged { .. })),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(WriteError::SourceChanged { .. })), "{refused:?}");
 }
 
 #[test]
@@ -317,18 +231,13 @@ fn a_complete_directory_is_left_alone() {
 fn a_foreign_directory_is_refused_and_untouched() {
     let source = tiny(SynthFormat::Hf);
     let to = TempDir::new().unwrap();
-    for (name, text) in [
-        ("thesis.tex", "mine"),
-        ("convert.json", "[]"),
-        ("manifest.json", "{\"format\": \"other\"}"),
-    ] {
+    for (name, text) in
+        [("thesis.tex", "mine"), ("convert.json", "[]"), ("manifest.json", "{\"format\": \"other\"}")]
+    {
         fs::write(to.path().join(name), text).unwrap();
         let before = fs::read_dir(to.path()).unwrap().count();
         let refused = run(&source, to.path(), &ConvertOptions::default());
-        assert!(
-            matches!(refused, Err(WriteError::Foreign { .. })),
-            "{name}: {refused:?}"
-        );
+        assert!(matches!(refused, Err(WriteError::Foreign { .. })), "{name}: {refused:?}");
         assert_eq!(fs::read_dir(to.path()).unwrap().count(), before);
     }
 }
@@ -337,10 +246,7 @@ fn a_foreign_directory_is_refused_and_untouched() {
 fn the_source_itself_is_refused_as_destination() {
     let source = tiny(SynthFormat::Slab);
     let refused = run(&source, source.dir.path(), &AS_MADE);
-    assert!(
-        matches!(refused, Err(WriteError::SameDirectory { .. })),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(WriteError::SameDirectory { .. })), "{refused:?}");
 }
 
 #[test]
@@ -350,10 +256,7 @@ fn a_second_process_is_refused() {
     let held = File::create(to.path().join(".convert.lock")).unwrap();
     held.try_lock().unwrap();
     let refused = run(&source, to.path(), &ConvertOptions::default());
-    assert!(
-        matches!(refused, Err(WriteError::Busy { .. })),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(WriteError::Busy { .. })), "{refused:?}");
     drop(held);
     run(&source, to.path(), &ConvertOptions::default()).unwrap();
 }
@@ -367,10 +270,7 @@ fn an_absent_draft_layer_is_left_out() {
     let to = Checkpoint::open(to.path()).unwrap();
     to.check(&source.inventory).unwrap();
     assert!(!to.draft_complete(&source.inventory));
-    assert!(
-        to.tensor_names()
-            .all(|name| !name.starts_with("model.layers.4."))
-    );
+    assert!(to.tensor_names().all(|name| !name.starts_with("model.layers.4.")));
 }
 
 #[test]
@@ -394,15 +294,5 @@ fn a_damaged_expert_of_a_slab_source_is_named() {
     fs::write(&path, bytes).unwrap();
     let to = TempDir::new().unwrap();
     let refused = run(&source, to.path(), &KEEP);
-    assert!(
-        matches!(
-            refused,
-            Err(WriteError::Damaged {
-                layer: 1,
-                expert: 2,
-                ..
-            })
-        ),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(WriteError::Damaged { layer: 1, expert: 2, .. })), "{refused:?}");
 }

@@ -7,20 +7,12 @@ use metaltail_container::{HeaderError, parse_header, parse_manifest};
 use proptest::prelude::*;
 
 fn corpus(kind: &str) -> Vec<(String, Vec<u8>)> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/corpus")
-        .join(kind);
-    let mut paths: Vec<PathBuf> = fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(kind);
+    let mut paths: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     assert!(paths.len() > 20, "the corpus is not there");
     let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
-    paths
-        .iter()
-        .map(|path| (name(path), fs::read(path).unwrap()))
-        .collect()
+    paths.iter().map(|path| (name(path), fs::read(path).unwrap())).collect()
 }
 
 fn file(json: &str, data: usize) -> Vec<u8> {
@@ -39,11 +31,7 @@ fn refusal(json: &str, data: usize) -> HeaderError {
 fn header_corpus_is_refused_but_for_the_valid_ones() {
     for (name, bytes) in corpus("header") {
         let result = parse_header(&bytes, bytes.len() as u64);
-        assert_eq!(
-            result.is_ok(),
-            name.starts_with("valid-"),
-            "{name}: {result:?}"
-        );
+        assert_eq!(result.is_ok(), name.starts_with("valid-"), "{name}: {result:?}");
     }
 }
 
@@ -51,21 +39,14 @@ fn header_corpus_is_refused_but_for_the_valid_ones() {
 fn manifest_corpus_is_refused_but_for_the_valid_ones() {
     for (name, bytes) in corpus("manifest") {
         let result = parse_manifest(&bytes);
-        assert_eq!(
-            result.is_ok(),
-            name.starts_with("valid-"),
-            "{name}: {result:?}"
-        );
+        assert_eq!(result.is_ok(), name.starts_with("valid-"), "{name}: {result:?}");
     }
 }
 
 #[test]
 fn a_shape_larger_than_its_bytes_is_refused_with_both_sizes() {
     // T04
-    let error = refusal(
-        r#"{"x":{"dtype":"BF16","shape":[8,4096],"data_offsets":[0,16]}}"#,
-        16,
-    );
+    let error = refusal(r#"{"x":{"dtype":"BF16","shape":[8,4096],"data_offsets":[0,16]}}"#, 16);
     assert!(
         matches!(&error, HeaderError::Span { tensor, wanted: 65536, got: 16, .. } if tensor == "x"),
         "{error}"
@@ -82,10 +63,7 @@ fn a_shape_whose_product_overflows_is_refused() {
 #[test]
 fn a_key_without_a_quote_is_refused_with_its_place() {
     // T09
-    let error = refusal(
-        r#"{"x:{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#,
-        8,
-    );
+    let error = refusal(r#"{"x:{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 8);
     assert!(matches!(error, HeaderError::Json(_)));
     assert!(error.to_string().contains("column"), "{error}");
 }
@@ -93,43 +71,21 @@ fn a_key_without_a_quote_is_refused_with_its_place() {
 #[test]
 fn a_file_cut_short_is_refused_by_the_first_tensor_that_is_lost() {
     let json = r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
-    assert!(matches!(
-        refusal(json, 7),
-        HeaderError::PastEnd {
-            wanted: 8,
-            got: 7,
-            ..
-        }
-    ));
+    assert!(matches!(refusal(json, 7), HeaderError::PastEnd { wanted: 8, got: 7, .. }));
 }
 
 #[test]
 fn a_length_field_past_the_cap_is_refused_before_anything_is_read() {
     let mut bytes = file("{}", 0);
     bytes[..8].copy_from_slice(&(1u64 << 40).to_le_bytes());
-    assert!(matches!(
-        parse_header(&bytes, 1 << 50),
-        Err(HeaderError::TooLarge { .. })
-    ));
+    assert!(matches!(parse_header(&bytes, 1 << 50), Err(HeaderError::TooLarge { .. })));
 }
 
 /// JSON that is near enough to a header to reach the checks behind the parser.
 fn near_header() -> impl Strategy<Value = String> {
     let number = prop_oneof![0u64..32, Just(u64::MAX), Just(1 << 33), any::<u64>()];
-    let dtype = prop_oneof![
-        Just("F32"),
-        Just("U8"),
-        Just("BF16"),
-        Just("Q4"),
-        Just("F8_E8M0")
-    ];
-    let tensor = (
-        "[a-c]",
-        dtype,
-        prop::collection::vec(number.clone(), 0..4),
-        number.clone(),
-        number,
-    )
+    let dtype = prop_oneof![Just("F32"), Just("U8"), Just("BF16"), Just("Q4"), Just("F8_E8M0")];
+    let tensor = ("[a-c]", dtype, prop::collection::vec(number.clone(), 0..4), number.clone(), number)
         .prop_map(|(name, dtype, shape, a, b)| {
             format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{a},{b}]}}"#)
         });

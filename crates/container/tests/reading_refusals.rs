@@ -22,25 +22,16 @@ fn refused(dir: &Path) -> Error {
 /// Opens a directory of one file, whose census must be refused.
 fn unfit(shard: &Shard, sparse: u32) -> Error {
     let dir = model_dir(shard);
-    Checkpoint::open(dir.path())
-        .unwrap()
-        .check(&inventory(sparse, false))
-        .unwrap_err()
+    Checkpoint::open(dir.path()).unwrap().check(&inventory(sparse, false)).unwrap_err()
 }
 
 #[test]
 fn what_is_no_model_directory_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(matches!(
-        refused(&dir.path().join("absent")),
-        Error::NotFound { .. }
-    ));
+    assert!(matches!(refused(&dir.path().join("absent")), Error::NotFound { .. }));
     assert!(matches!(refused(dir.path()), Error::NoConfig { .. }));
     config(dir.path());
-    assert!(matches!(
-        refused(&dir.path().join("config.json")),
-        Error::NotDirectory { .. }
-    ));
+    assert!(matches!(refused(&dir.path().join("config.json")), Error::NotDirectory { .. }));
     assert!(matches!(refused(dir.path()), Error::NoTensors { .. }));
     fs::write(dir.path().join("model.gguf"), "GGUF").unwrap();
     assert!(matches!(refused(dir.path()), Error::Gguf { .. }));
@@ -53,33 +44,16 @@ fn a_config_that_is_no_object_or_too_large_is_refused() {
     // T08
     let dir = model_dir(&hf_shard(&inventory(1, false)));
     let path = dir.path().join("config.json");
-    for (text, got) in [
-        ("[1]", "an array"),
-        ("3", "a number"),
-        ("null", "null"),
-        ("\"x\"", "a string"),
-    ] {
+    for (text, got) in [("[1]", "an array"), ("3", "a number"), ("null", "null"), ("\"x\"", "a string")] {
         fs::write(&path, text).unwrap();
-        assert!(
-            matches!(refused(dir.path()), Error::NotObject { got: g, .. } if g == got),
-            "{text}"
-        );
+        assert!(matches!(refused(dir.path()), Error::NotObject { got: g, .. } if g == got), "{text}");
     }
     for text in ["", "{\"a\":", &"[".repeat(100_000)] {
         fs::write(&path, text).unwrap();
         assert!(matches!(refused(dir.path()), Error::Json { .. }));
     }
-    File::create(&path)
-        .unwrap()
-        .set_len((256 << 20) + 1)
-        .unwrap();
-    assert!(matches!(
-        refused(dir.path()),
-        Error::JsonTooLarge {
-            got: 268_435_457,
-            ..
-        }
-    ));
+    File::create(&path).unwrap().set_len((256 << 20) + 1).unwrap();
+    assert!(matches!(refused(dir.path()), Error::JsonTooLarge { got: 268_435_457, .. }));
 }
 
 /// Two shards, numbered as usual; layer 2 is in the second.
@@ -88,10 +62,8 @@ fn sharded(with_index: bool) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     config(dir.path());
     let mut map = BTreeMap::new();
-    for (shard, file) in [
-        (&a, "model-00001-of-00002.safetensors"),
-        (&b, "model-00002-of-00002.safetensors"),
-    ] {
+    for (shard, file) in [(&a, "model-00001-of-00002.safetensors"), (&b, "model-00002-of-00002.safetensors")]
+    {
         shard.write(&dir.path().join(file));
         map.extend(shard.names().into_iter().map(|name| (name, file)));
     }
@@ -108,17 +80,12 @@ fn a_missing_last_shard_is_counted_and_named() {
     let dir = sharded(true);
     fs::remove_file(dir.path().join("model-00002-of-00002.safetensors")).unwrap();
     let error = refused(dir.path());
-    let Error::MissingShards(missing) = &error else {
-        panic!("{error}")
-    };
+    let Error::MissingShards(missing) = &error else { panic!("{error}") };
     assert_eq!((missing.present, missing.expected), (1, 2));
     assert_eq!(missing.names, ["model-00002-of-00002.safetensors"]);
     assert_eq!((missing.tensors, missing.layers), (Some(15), Some((2, 2))));
     let text = error.to_string();
-    assert!(
-        text.contains("1 of 2 files") && text.contains("layer 2") && text.contains("Fetch"),
-        "{text}"
-    );
+    assert!(text.contains("1 of 2 files") && text.contains("layer 2") && text.contains("Fetch"), "{text}");
 }
 
 #[test]
@@ -139,11 +106,7 @@ fn an_index_that_disagrees_with_the_shards_is_refused() {
     let moved = text.replacen("00001-of", "00002-of", 1);
     fs::write(&path, moved).unwrap();
     assert!(matches!(refused(dir.path()), Error::IndexDisagrees { .. }));
-    fs::write(
-        &path,
-        text.replacen("\"lm_head.weight\"", "\"lm_head.bias\"", 1),
-    )
-    .unwrap();
+    fs::write(&path, text.replacen("\"lm_head.weight\"", "\"lm_head.bias\"", 1)).unwrap();
     assert!(matches!(refused(dir.path()), Error::IndexDisagrees { got, .. } if got == "no shard"));
     fs::write(&path, text.replace("model-00002", "../model-00002")).unwrap();
     assert!(matches!(refused(dir.path()), Error::IndexShardName { .. }));
@@ -169,24 +132,13 @@ fn absent_layers_are_listed_before_anything_is_read() {
     let mut shard = hf_shard(&inventory(4, false));
     shard.remove(|name| !name.contains("layers.2.") && !name.contains("layers.3."));
     let error = unfit(&shard, 4);
-    let Error::Incomplete(missing) = &error else {
-        panic!("{error}")
-    };
+    let Error::Incomplete(missing) = &error else { panic!("{error}") };
     assert_eq!(missing.absent, 30);
     assert_eq!(
-        missing
-            .layers
-            .iter()
-            .map(|gap| (gap.layer, gap.absent, gap.wanted))
-            .collect::<Vec<_>>(),
+        missing.layers.iter().map(|gap| (gap.layer, gap.absent, gap.wanted)).collect::<Vec<_>>(),
         [(2, 15, 15), (3, 15, 15)]
     );
-    assert!(
-        error
-            .to_string()
-            .contains("layers 2 to 3 absent (30 tensors)"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("layers 2 to 3 absent (30 tensors)"), "{error}");
 }
 
 #[test]
@@ -196,8 +148,7 @@ fn one_absent_matrix_of_one_expert_is_named() {
     shard.remove(|name| name != gone);
     let error = unfit(&shard, 2);
     assert!(
-        error.to_string().contains("layer 2 lacks 1 of 15 tensors")
-            && error.to_string().contains(&gone),
+        error.to_string().contains("layer 2 lacks 1 of 15 tensors") && error.to_string().contains(&gone),
         "{error}"
     );
 }
@@ -205,13 +156,9 @@ fn one_absent_matrix_of_one_expert_is_named() {
 #[test]
 fn a_colibri_directory_without_its_last_shard_is_refused_by_the_census() {
     // T01: names of these shards do not tell how many there were.
-    let (a, _) = colibri_shard(&inventory(2, false), Format::Int4Row)
-        .split(|name| name.contains("layers.2."));
-    assert!(
-        unfit(&a, 2)
-            .to_string()
-            .contains("layer 2 absent (15 tensors)")
-    );
+    let (a, _) =
+        colibri_shard(&inventory(2, false), Format::Int4Row).split(|name| name.contains("layers.2."));
+    assert!(unfit(&a, 2).to_string().contains("layer 2 absent (15 tensors)"));
 }
 
 #[test]
@@ -219,23 +166,10 @@ fn another_shape_than_the_configuration_asks_for_is_refused() {
     // T07: a vector stored with more elements than there is room for.
     let mut shard = hf_shard(&inventory(1, false));
     let name = "model.norm.weight";
-    shard
-        .remove(|other| other != name)
-        .tensor(name, "F32", &[4096], vec![0; 4096 * 4]);
+    shard.remove(|other| other != name).tensor(name, "F32", &[4096], vec![0; 4096 * 4]);
     let error = unfit(&shard, 1);
-    let Error::Shape {
-        tensor,
-        wanted,
-        got,
-        file,
-    } = &error
-    else {
-        panic!("{error}")
-    };
-    assert_eq!(
-        (tensor.as_str(), &wanted[..], &got[..]),
-        (name, &[64][..], &[4096][..])
-    );
+    let Error::Shape { tensor, wanted, got, file } = &error else { panic!("{error}") };
+    assert_eq!((tensor.as_str(), &wanted[..], &got[..]), (name, &[64][..], &[4096][..]));
     assert!(file.ends_with("model.safetensors"));
 }
 
@@ -243,13 +177,9 @@ fn another_shape_than_the_configuration_asks_for_is_refused() {
 fn an_element_type_that_cannot_be_computed_with_is_refused_by_name() {
     let mut shard = hf_shard(&inventory(1, false));
     let name = "model.norm.weight";
-    shard
-        .remove(|other| other != name)
-        .tensor(name, "I64", &[64], vec![0; 64 * 8]);
+    shard.remove(|other| other != name).tensor(name, "I64", &[64], vec![0; 64 * 8]);
     assert!(unfit(&shard, 1).to_string().contains("I64"));
-    shard
-        .remove(|other| other != name)
-        .tensor(name, "F8_E4M3", &[64], vec![0; 64]);
+    shard.remove(|other| other != name).tensor(name, "F8_E4M3", &[64], vec![0; 64]);
     assert!(
         matches!(unfit(&shard, 1), Error::MissingTensor { tensor, .. } if tensor == "model.norm.weight_scale_inv")
     );
@@ -274,16 +204,10 @@ fn a_directory_or_a_dangling_link_in_place_of_a_file_is_refused() {
     let dir = model_dir(&hf_shard(&inventory(1, false)));
     let path = dir.path().join("x.safetensors");
     fs::create_dir(&path).unwrap();
-    assert!(matches!(
-        refused(dir.path()),
-        Error::Io { action: "open", .. }
-    ));
+    assert!(matches!(refused(dir.path()), Error::Io { action: "open", .. }));
     fs::remove_dir(&path).unwrap();
     std::os::unix::fs::symlink("nowhere", &path).unwrap();
-    assert!(matches!(
-        refused(dir.path()),
-        Error::Io { action: "open", .. }
-    ));
+    assert!(matches!(refused(dir.path()), Error::Io { action: "open", .. }));
 }
 
 #[test]
@@ -291,9 +215,7 @@ fn a_tensor_in_two_files_is_refused_with_both() {
     let shard = hf_shard(&inventory(1, false));
     let dir = model_dir(&shard);
     shard.write(&dir.path().join("copy.safetensors"));
-    let Error::DuplicateTensor { first, second, .. } = refused(dir.path()) else {
-        panic!()
-    };
+    let Error::DuplicateTensor { first, second, .. } = refused(dir.path()) else { panic!() };
     assert!(first.ends_with("copy.safetensors") && second.ends_with("model.safetensors"));
 }
 
@@ -308,18 +230,8 @@ fn formats_of_the_registry_that_are_not_supported_are_refused_by_name() {
             "BF16" => 2,
             _ => 1,
         };
-        shard.remove(|other| !other.starts_with(name)).tensor(
-            name,
-            "U8",
-            &[weights],
-            vec![0; weights],
-        );
-        shard.tensor(
-            &format!("{name}.qs"),
-            dtype,
-            &[scales],
-            vec![0; scales * width],
-        );
+        shard.remove(|other| !other.starts_with(name)).tensor(name, "U8", &[weights], vec![0; weights]);
+        shard.tensor(&format!("{name}.qs"), dtype, &[scales], vec![0; scales * width]);
         unfit(&shard, 1)
     };
     for (weights, dtype, scales, format) in [
@@ -335,22 +247,10 @@ fn formats_of_the_registry_that_are_not_supported_are_refused_by_name() {
             "{format}: {error}"
         );
     }
-    assert!(matches!(
-        refusal(64 * 128, "F32", 63),
-        Error::ScaleBytes { got: 252, .. }
-    ));
-    assert!(matches!(
-        refusal(64 * 64, "F32", 65),
-        Error::ScaleBytes { .. }
-    ));
-    assert!(matches!(
-        refusal(64 * 128 - 1, "F32", 64),
-        Error::WeightBytes { got: 8191, .. }
-    ));
-    assert!(matches!(
-        refusal(64 * 128, "BF16", 64),
-        Error::Dtype { wanted: "F32", .. }
-    ));
+    assert!(matches!(refusal(64 * 128, "F32", 63), Error::ScaleBytes { got: 252, .. }));
+    assert!(matches!(refusal(64 * 64, "F32", 65), Error::ScaleBytes { .. }));
+    assert!(matches!(refusal(64 * 128 - 1, "F32", 64), Error::WeightBytes { got: 8191, .. }));
+    assert!(matches!(refusal(64 * 128, "BF16", 64), Error::Dtype { wanted: "F32", .. }));
 }
 
 #[test]
@@ -363,18 +263,9 @@ fn a_stamp_that_cannot_be_true_is_refused() {
     };
     let claim = |format: &str| stamped(&format!(r#"{{"{name}": "{format}"}}"#));
     assert!(matches!(unfit(&claim("int4-row"), 1), Error::Stamp { .. }));
-    assert!(matches!(
-        unfit(&claim("int4-rans256-g0"), 1),
-        Error::UnsupportedFormat { .. }
-    ));
-    assert!(matches!(
-        refused(model_dir(&claim("int5")).path()),
-        Error::Stamp { .. }
-    ));
-    assert!(matches!(
-        refused(model_dir(&stamped("[]")).path()),
-        Error::Stamp { .. }
-    ));
+    assert!(matches!(unfit(&claim("int4-rans256-g0"), 1), Error::UnsupportedFormat { .. }));
+    assert!(matches!(refused(model_dir(&claim("int5")).path()), Error::Stamp { .. }));
+    assert!(matches!(refused(model_dir(&stamped("[]")).path()), Error::Stamp { .. }));
     let dir = model_dir(&claim("int8-row"));
     Shard::default()
         .meta("colibri.fmt", &format!(r#"{{"{name}": "f32"}}"#))
@@ -407,38 +298,15 @@ fn a_manifest_that_disagrees_with_the_files_is_refused() {
         let mut manifest = good.clone();
         change(&mut manifest);
         write_manifest(dir.path(), &manifest);
-        Checkpoint::open(dir.path())
-            .and_then(|checkpoint| checkpoint.check(&inventory))
-            .unwrap_err()
+        Checkpoint::open(dir.path()).and_then(|checkpoint| checkpoint.check(&inventory)).unwrap_err()
     };
-    assert!(matches!(
-        open(&|m| m.files[0].bytes += 1),
-        Error::FileLength { .. }
-    ));
-    assert!(matches!(
-        open(&|m| m.experts[0].stride *= 2),
-        Error::Slab { .. }
-    ));
-    assert!(matches!(
-        open(&|m| m.experts[0].first += 4096),
-        Error::Slab { .. }
-    ));
-    assert!(matches!(
-        open(&|m| m.experts[0].formats[2] = Format::Int4Row),
-        Error::Slab { .. }
-    ));
-    assert!(matches!(
-        open(&|m| m.experts[0].xxh3.truncate(2)),
-        Error::Slab { .. }
-    ));
-    assert!(matches!(
-        open(&|m| m.experts.truncate(1)),
-        Error::Incomplete(_)
-    ));
-    assert!(matches!(
-        open(&|m| m.experts[0].file = m.experts[1].file.clone()),
-        Error::Incomplete(_)
-    ));
+    assert!(matches!(open(&|m| m.files[0].bytes += 1), Error::FileLength { .. }));
+    assert!(matches!(open(&|m| m.experts[0].stride *= 2), Error::Slab { .. }));
+    assert!(matches!(open(&|m| m.experts[0].first += 4096), Error::Slab { .. }));
+    assert!(matches!(open(&|m| m.experts[0].formats[2] = Format::Int4Row), Error::Slab { .. }));
+    assert!(matches!(open(&|m| m.experts[0].xxh3.truncate(2)), Error::Slab { .. }));
+    assert!(matches!(open(&|m| m.experts.truncate(1)), Error::Incomplete(_)));
+    assert!(matches!(open(&|m| m.experts[0].file = m.experts[1].file.clone()), Error::Incomplete(_)));
     fs::write(dir.path().join("manifest.json"), "{").unwrap();
     assert!(matches!(refused(dir.path()), Error::Manifest { .. }));
 }
@@ -448,8 +316,5 @@ fn an_expert_that_the_layer_does_not_have_is_refused() {
     let inventory = inventory(1, false);
     let dir = model_dir(&hf_shard(&inventory));
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    assert!(matches!(
-        checkpoint.expert(&inventory.experts[0], 4),
-        Err(Error::NoSuchExpert { count: 4, .. })
-    ));
+    assert!(matches!(checkpoint.expert(&inventory.experts[0], 4), Err(Error::NoSuchExpert { count: 4, .. })));
 }

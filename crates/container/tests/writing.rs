@@ -17,10 +17,7 @@ fn every_file_opens_with_the_stock_reader_and_gives_the_same_bytes() {
     let ours = slab.open();
     let files = contents(slab.dir.path());
     let mut seen = 0;
-    for (_, bytes) in files
-        .iter()
-        .filter(|(name, _)| name.ends_with(".safetensors"))
-    {
+    for (_, bytes) in files.iter().filter(|(name, _)| name.ends_with(".safetensors")) {
         let stock = SafeTensors::deserialize(bytes).unwrap();
         for layer in &slab.inventory.experts {
             for (expert, which) in (0..layer.count).flat_map(|e| Part::ALL.map(|p| (e, p))) {
@@ -58,14 +55,9 @@ fn runs_are_whole_pages_with_gate_up_down_then_scales() {
         let mut end = None;
         for expert in 0..layer.count {
             let place = ours.expert(layer, expert).unwrap();
-            let [run] = place.runs[..] else {
-                panic!("a slab expert is one run")
-            };
+            let [run] = place.runs[..] else { panic!("a slab expert is one run") };
             assert_eq!((run.offset % 4096, run.len % 4096), (0, 0));
-            assert!(
-                end.is_none_or(|end| end == run.offset),
-                "runs follow one another"
-            );
+            assert!(end.is_none_or(|end| end == run.offset), "runs follow one another");
             end = Some(run.offset + run.len);
             let weights = place.parts.map(|p| p.weights.offset);
             let scales = place.parts.map(|p| p.scales.unwrap().offset);
@@ -87,10 +79,7 @@ fn data_begins_on_a_page_and_gaps_are_zero_tensors() {
         assert_eq!((8 + header) % 4096, 0, "{name}");
         assert_eq!(metadata.metadata().as_ref().unwrap()["metaltail.slab"], "1");
         let stock = SafeTensors::deserialize(&bytes).unwrap();
-        let pads = stock
-            .tensors()
-            .into_iter()
-            .filter(|(tensor, _)| tensor.starts_with("__pad."));
+        let pads = stock.tensors().into_iter().filter(|(tensor, _)| tensor.starts_with("__pad."));
         for (tensor, view) in pads {
             assert!(view.data().iter().all(|b| *b == 0), "{name}: {tensor}");
         }
@@ -103,10 +92,7 @@ fn checksums_are_those_of_the_bytes_on_disk() {
     let files = contents(slab.dir.path());
     let ours = slab.open();
     let manifest = ours.manifest().unwrap();
-    let weight_files = files
-        .keys()
-        .filter(|name| name.ends_with(".safetensors"))
-        .count();
+    let weight_files = files.keys().filter(|name| name.ends_with(".safetensors")).count();
     assert_eq!(manifest.files.len(), weight_files);
     for file in &manifest.files {
         assert_eq!(file.bytes, files[&file.name].len() as u64);
@@ -114,10 +100,7 @@ fn checksums_are_those_of_the_bytes_on_disk() {
     }
     for layer in &manifest.experts {
         let bytes = &files[&layer.file];
-        assert_eq!(
-            bytes.len() as u64,
-            layer.first + layer.stride * layer.xxh3.len() as u64
-        );
+        assert_eq!(bytes.len() as u64, layer.first + layer.stride * layer.xxh3.len() as u64);
         let runs = bytes[layer.first as usize..].chunks(layer.stride as usize);
         for (run, checksum) in runs.zip(&layer.xxh3) {
             assert_eq!(xxh3_64(run), checksum.0, "layer {}", layer.layer);
@@ -127,15 +110,9 @@ fn checksums_are_those_of_the_bytes_on_disk() {
 
 #[test]
 fn nothing_unfinished_is_left_behind() {
-    let options = SynthOptions {
-        mixed: true,
-        ..SynthOptions::new(Like::Tiny, SynthFormat::Slab)
-    };
+    let options = SynthOptions { mixed: true, ..SynthOptions::new(Like::Tiny, SynthFormat::Slab) };
     let slab = model::model(Like::Tiny, &options);
     for name in contents(slab.dir.path()).keys() {
-        assert!(
-            !name.ends_with(".partial") && name != "convert.json",
-            "{name}"
-        );
+        assert!(!name.ends_with(".partial") && name != "convert.json", "{name}");
     }
 }

@@ -6,9 +6,7 @@ use std::time::Instant;
 
 use metaltail_container::Checkpoint;
 use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool, default_threads};
-use metaltail_model::{
-    CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places,
-};
+use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places};
 use metaltail_store::{Budget, Direct, ExpertStore, Machine, StoreConfig};
 
 use crate::error::EngineError;
@@ -120,8 +118,7 @@ impl Engine {
 
         let pool = Arc::new(Pool::new(threads));
         let kernels = Kernels::best();
-        let store =
-            ExpertStore::open(checkpoint.files(), places.clone(), config.clone(), telemetry.clone())?;
+        let store = ExpertStore::open(checkpoint.files(), places.clone(), config.clone(), telemetry.clone())?;
         let loaded = std::cell::Cell::new(0);
         let load = LoadOptions {
             kernels,
@@ -133,8 +130,7 @@ impl Engine {
             },
         };
         let model = Model::load(&checkpoint, plan, &places, &load)?;
-        let numerics =
-            if options.exact { Numerics::Exact } else { Numerics::QuantizedActivations };
+        let numerics = if options.exact { Numerics::Exact } else { Numerics::QuantizedActivations };
         let on_off = |on| if on { "on".to_owned() } else { "off".to_owned() };
         let resolved = Resolved {
             model: dir.to_owned(),

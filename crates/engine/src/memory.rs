@@ -137,11 +137,7 @@ pub(crate) fn fit(
 ///
 /// # Errors
 /// An explicit limit above the machine's or a control group's.
-pub fn budget(
-    machine: &Machine,
-    ram: Option<u64>,
-    demand: &Demand,
-) -> Result<Budget, EngineError> {
+pub fn budget(machine: &Machine, ram: Option<u64>, demand: &Demand) -> Result<Budget, EngineError> {
     let mut budget = Budget::new(machine, ram)?;
     budget.charge(term::PROGRAM, demand.program);
     budget.charge(term::DENSE, demand.dense);

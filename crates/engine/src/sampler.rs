@@ -20,13 +20,7 @@ pub struct Sampling {
 
 impl Sampling {
     /// The most likely token, always.
-    pub const GREEDY: Sampling = Sampling {
-        temperature: 0.0,
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        seed: 0,
-    };
+    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0 };
 
     /// Checks the ranges.
     ///
@@ -86,11 +80,7 @@ impl Sampler {
     pub fn new(sampling: Sampling) -> Result<Sampler, SamplingError> {
         sampling.validate()?;
         let random = ChaCha8Rng::seed_from_u64(sampling.seed);
-        Ok(Sampler {
-            sampling,
-            random,
-            candidates: Vec::new(),
-        })
+        Ok(Sampler { sampling, random, candidates: Vec::new() })
     }
 
     /// What was asked for.
@@ -115,8 +105,7 @@ impl Sampler {
         self.keep_top_p();
         if self.sampling.min_p > 0.0 {
             let least = f64::from(self.sampling.min_p);
-            self.candidates
-                .retain(|candidate| candidate.weight >= least);
+            self.candidates.retain(|candidate| candidate.weight >= least);
         }
         self.draw().unwrap_or(best)
     }
@@ -129,10 +118,7 @@ impl Sampler {
         let weighed = (0u32..).zip(logits).filter(|(_, logit)| !logit.is_nan());
         self.candidates.extend(
             weighed
-                .map(|(id, &logit)| Candidate {
-                    id,
-                    weight: weight(logit),
-                })
+                .map(|(id, &logit)| Candidate { id, weight: weight(logit) })
                 .filter(|candidate| candidate.weight > 0.0),
         );
     }
@@ -151,11 +137,7 @@ impl Sampler {
         if self.sampling.top_p >= 1.0 {
             return;
         }
-        let total: f64 = self
-            .candidates
-            .iter()
-            .map(|candidate| candidate.weight)
-            .sum();
+        let total: f64 = self.candidates.iter().map(|candidate| candidate.weight).sum();
         let wanted = f64::from(self.sampling.top_p) * total;
         // The run is usually short and the vocabulary long, so only as much is sorted as is needed.
         let (mut sorted, mut reached, mut kept) = (0, 0.0, 0);
@@ -180,11 +162,7 @@ impl Sampler {
 
     /// Draws one of the candidates by weight; `None` when there is none.
     fn draw(&mut self) -> Option<u32> {
-        let total: f64 = self
-            .candidates
-            .iter()
-            .map(|candidate| candidate.weight)
-            .sum();
+        let total: f64 = self.candidates.iter().map(|candidate| candidate.weight).sum();
         // 53 bits: a uniform number in [0, 1), by hand so that no library's version changes texts.
         let uniform = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let mut left = uniform * total;
@@ -221,14 +199,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn sampler(temperature: f32, top_k: usize, top_p: f32, min_p: f32) -> Sampler {
-        Sampler::new(Sampling {
-            temperature,
-            top_p,
-            top_k,
-            min_p,
-            seed: 7,
-        })
-        .unwrap()
+        Sampler::new(Sampling { temperature, top_p, top_k, min_p, seed: 7 }).unwrap()
     }
 
     /// The ids that can be drawn, ascending.
@@ -325,13 +296,7 @@ mod tests {
     fn the_same_seed_draws_the_same_tokens() {
         let scores: Vec<f32> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
         let draw = |seed| -> Vec<u32> {
-            let sampling = Sampling {
-                temperature: 0.8,
-                top_p: 0.95,
-                top_k: 0,
-                min_p: 0.0,
-                seed,
-            };
+            let sampling = Sampling { temperature: 0.8, top_p: 0.95, top_k: 0, min_p: 0.0, seed };
             let mut sampler = Sampler::new(sampling).unwrap();
             (0..50).map(|_| sampler.sample(&scores)).collect()
         };
@@ -341,32 +306,14 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_refused() {
-        let ok = Sampling {
-            temperature: 1.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            seed: 0,
-        };
+        let ok = Sampling { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0 };
         for bad in [
-            Sampling {
-                temperature: -0.1,
-                ..ok
-            },
-            Sampling {
-                temperature: f32::NAN,
-                ..ok
-            },
-            Sampling {
-                temperature: f32::INFINITY,
-                ..ok
-            },
+            Sampling { temperature: -0.1, ..ok },
+            Sampling { temperature: f32::NAN, ..ok },
+            Sampling { temperature: f32::INFINITY, ..ok },
             Sampling { top_p: 0.0, ..ok },
             Sampling { top_p: 1.01, ..ok },
-            Sampling {
-                top_p: f32::NAN,
-                ..ok
-            },
+            Sampling { top_p: f32::NAN, ..ok },
             Sampling { min_p: -0.1, ..ok },
             Sampling { min_p: 1.1, ..ok },
         ] {

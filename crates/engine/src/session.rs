@@ -144,8 +144,8 @@ impl<'e> Session<'e> {
         cancel: &CancelFlag,
         each: &mut dyn FnMut(u32) -> Flow,
     ) -> Result<Generation, EngineError> {
-        let sampler = Sampler::new(options.sampling)
-            .map_err(|error| EngineError::Setting(error.to_string()))?;
+        let sampler =
+            Sampler::new(options.sampling).map_err(|error| EngineError::Setting(error.to_string()))?;
         // The last row's logits are needed, so at least that row is computed again.
         self.rewind_to(&prompt[..prompt.len() - 1]);
         let width = self.engine.plan().hidden;

@@ -35,37 +35,22 @@ impl StopStrings {
         if stops.iter().any(String::is_empty) {
             return Err(EmptyStop);
         }
-        Ok(StopStrings {
-            stops,
-            held: String::new(),
-            stopped: false,
-        })
+        Ok(StopStrings { stops, held: String::new(), stopped: false })
     }
 
     /// Takes the next piece of text. After a stop nothing passes any more.
     pub fn push(&mut self, text: &str) -> Passed {
         if self.stopped {
-            return Passed {
-                text: String::new(),
-                stopped: true,
-            };
+            return Passed { text: String::new(), stopped: true };
         }
         self.held.push_str(text);
         if let Some(start) = self.first_complete() {
             self.stopped = true;
             self.held.truncate(start);
-            return Passed {
-                text: std::mem::take(&mut self.held),
-                stopped: true,
-            };
+            return Passed { text: std::mem::take(&mut self.held), stopped: true };
         }
-        let keep = self
-            .held
-            .split_off(self.held.len() - self.possible_beginning());
-        Passed {
-            text: std::mem::replace(&mut self.held, keep),
-            stopped: false,
-        }
+        let keep = self.held.split_off(self.held.len() - self.possible_beginning());
+        Passed { text: std::mem::replace(&mut self.held, keep), stopped: false }
     }
 
     /// Gives out what was held back, once no more text comes.
@@ -85,15 +70,8 @@ impl StopStrings {
     /// Bytes at the end of `held` that begin a stop string.
     fn possible_beginning(&self) -> usize {
         let longest = |stop: &String| {
-            let ends = stop
-                .char_indices()
-                .map(|(end, _)| end)
-                .skip(1)
-                .collect::<Vec<_>>();
-            ends.into_iter()
-                .rev()
-                .find(|&end| self.held.ends_with(&stop[..end]))
-                .unwrap_or(0)
+            let ends = stop.char_indices().map(|(end, _)| end).skip(1).collect::<Vec<_>>();
+            ends.into_iter().rev().find(|&end| self.held.ends_with(&stop[..end])).unwrap_or(0)
         };
         self.stops.iter().map(longest).max().unwrap_or(0)
     }
@@ -123,34 +101,10 @@ mod tests {
     #[test]
     fn a_stop_across_pieces_is_found() {
         let mut stops = strings(&["\nUser:"]);
-        assert_eq!(
-            stops.push("Hi\nUs"),
-            Passed {
-                text: "Hi".into(),
-                stopped: false
-            }
-        );
-        assert_eq!(
-            stops.push("er"),
-            Passed {
-                text: String::new(),
-                stopped: false
-            }
-        );
-        assert_eq!(
-            stops.push(": x"),
-            Passed {
-                text: String::new(),
-                stopped: true
-            }
-        );
-        assert_eq!(
-            stops.push("more"),
-            Passed {
-                text: String::new(),
-                stopped: true
-            }
-        );
+        assert_eq!(stops.push("Hi\nUs"), Passed { text: "Hi".into(), stopped: false });
+        assert_eq!(stops.push("er"), Passed { text: String::new(), stopped: false });
+        assert_eq!(stops.push(": x"), Passed { text: String::new(), stopped: true });
+        assert_eq!(stops.push("more"), Passed { text: String::new(), stopped: true });
         assert_eq!(stops.flush(), "");
     }
 
@@ -166,21 +120,12 @@ mod tests {
 
     #[test]
     fn no_stop_strings_hold_nothing_back() {
-        assert_eq!(
-            strings(&[]).push("abc"),
-            Passed {
-                text: "abc".into(),
-                stopped: false
-            }
-        );
+        assert_eq!(strings(&[]).push("abc"), Passed { text: "abc".into(), stopped: false });
     }
 
     #[test]
     fn an_empty_stop_is_refused() {
-        assert_eq!(
-            StopStrings::new(vec!["a".into(), String::new()]).unwrap_err(),
-            EmptyStop
-        );
+        assert_eq!(StopStrings::new(vec!["a".into(), String::new()]).unwrap_err(), EmptyStop);
     }
 
     proptest! {

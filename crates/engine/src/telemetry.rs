@@ -274,8 +274,13 @@ mod tests {
     #[test]
     fn figures_go_to_the_phase_they_happened_in() {
         let telemetry = Telemetry::new(Vec::new());
-        let lookup =
-            |cached, misses| StoreEvent::Lookup { layer: 1, lookups: cached + misses, cached, misses, joined: 0 };
+        let lookup = |cached, misses| StoreEvent::Lookup {
+            layer: 1,
+            lookups: cached + misses,
+            cached,
+            misses,
+            joined: 0,
+        };
         telemetry.on(&lookup(3, 2));
         telemetry.begin(Phase::Decode);
         telemetry.on(&lookup(1, 0));

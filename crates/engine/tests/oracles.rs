@@ -14,8 +14,7 @@ fn agrees_with_the_oracle(family: &str, form: MlaForm) {
     let prompt = ids(&oracle["prompt"]);
     let positions: Vec<usize> =
         oracle["logits"].as_object().unwrap().keys().map(|key| key.parse().unwrap()).collect();
-    let score =
-        score(&engine, &[prompt], &positions, &CancelFlag::new(), &mut |_| {}).unwrap();
+    let score = score(&engine, &[prompt], &positions, &CancelFlag::new(), &mut |_| {}).unwrap();
 
     let margins = floats(&oracle["margin"]);
     let wanted = ids(&oracle["argmax"]);

@@ -10,8 +10,8 @@ pub(crate) struct Ymm2(__m256, __m256);
 
 /// Window from which the mask of the first n lanes is loaded, at 16 − n.
 static FIRST: [i32; 32] = [
-    -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-    0, 0, 0, 0, 0, 0,
+    -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    0, 0,
 ];
 
 /// Folds 8 lanes: l += l + 4, then + 2, + 1.
@@ -52,12 +52,8 @@ unsafe fn eight_nibbles(p: *const u8) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
         let shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-        let nibbles =
-            _mm256_srlv_epi32(_mm256_set1_epi32(p.cast::<i32>().read_unaligned()), shifts);
-        let values = _mm256_sub_epi32(
-            _mm256_and_si256(nibbles, _mm256_set1_epi32(15)),
-            _mm256_set1_epi32(8),
-        );
+        let nibbles = _mm256_srlv_epi32(_mm256_set1_epi32(p.cast::<i32>().read_unaligned()), shifts);
+        let values = _mm256_sub_epi32(_mm256_and_si256(nibbles, _mm256_set1_epi32(15)), _mm256_set1_epi32(8));
         _mm256_cvtepi32_ps(values)
     }
 }
@@ -72,10 +68,7 @@ unsafe fn fp8_of_half(half: __m128i) -> __m256 {
     unsafe {
         let value = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0));
         let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), value);
-        _mm256_or_ps(
-            value,
-            _mm256_cmp_ps::<_CMP_EQ_OQ>(magnitude, _mm256_set1_ps(480.0)),
-        )
+        _mm256_or_ps(value, _mm256_cmp_ps::<_CMP_EQ_OQ>(magnitude, _mm256_set1_ps(480.0)))
     }
 }
 
@@ -116,8 +109,7 @@ impl Simd for Ymm2 {
         // SAFETY: features; 32 bytes. A bfloat16 is the upper half of a binary32.
         unsafe {
             let low = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())));
-            let high =
-                _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(16).cast())));
+            let high = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(16).cast())));
             Ymm2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
         }
     }
@@ -149,10 +141,7 @@ impl Simd for Ymm2 {
                 sign,
                 _mm256_slli_epi16::<7>(_mm256_and_si256(codes, _mm256_set1_epi16(0x7F))),
             );
-            Ymm2(
-                fp8_of_half(_mm256_castsi256_si128(half)),
-                fp8_of_half(_mm256_extracti128_si256::<1>(half)),
-            )
+            Ymm2(fp8_of_half(_mm256_castsi256_si128(half)), fp8_of_half(_mm256_extracti128_si256::<1>(half)))
         }
     }
 
@@ -174,12 +163,7 @@ impl Simd for Ymm2 {
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
         // SAFETY: features.
-        unsafe {
-            Ymm2(
-                _mm256_fmadd_ps(self.0, b.0, c.0),
-                _mm256_fmadd_ps(self.1, b.1, c.1),
-            )
-        }
+        unsafe { Ymm2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
     }
 
     #[inline(always)]
@@ -189,10 +173,7 @@ impl Simd for Ymm2 {
         unsafe {
             let mask = Self::load_f32(FIRST.as_ptr().add(16 - lanes).cast());
             let sum = self.fma(b, c);
-            Ymm2(
-                _mm256_blendv_ps(c.0, sum.0, mask.0),
-                _mm256_blendv_ps(c.1, sum.1, mask.1),
-            )
+            Ymm2(_mm256_blendv_ps(c.0, sum.0, mask.0), _mm256_blendv_ps(c.1, sum.1, mask.1))
         }
     }
 
@@ -246,12 +227,7 @@ impl Dot64 for Ymm2 {
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> Self::Bytes {
         // SAFETY: features; 64 bytes.
-        unsafe {
-            [
-                _mm256_loadu_si256(p.cast()),
-                _mm256_loadu_si256(p.add(32).cast()),
-            ]
-        }
+        unsafe { [_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(32).cast())] }
     }
 
     #[inline(always)]
@@ -262,10 +238,7 @@ impl Dot64 for Ymm2 {
             let high = dot4(w[1], _mm256_loadu_si256(x.add(32).cast()));
             Ymm2(
                 _mm256_cvtepi32_ps(_mm256_add_epi32(low, _mm256_loadu_si256(offsets.cast()))),
-                _mm256_cvtepi32_ps(_mm256_add_epi32(
-                    high,
-                    _mm256_loadu_si256(offsets.add(8).cast()),
-                )),
+                _mm256_cvtepi32_ps(_mm256_add_epi32(high, _mm256_loadu_si256(offsets.add(8).cast()))),
             )
         }
     }

@@ -40,20 +40,16 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
     unsafe fn load_bf16(p: *const u8) -> Self {
         // SAFETY: features; 32 bytes. A bfloat16 is the upper half of a binary32.
         unsafe {
-            Zmm(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(
-                _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())),
-            )))
+            Zmm(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
+                p.cast(),
+            )))))
         }
     }
 
     #[inline(always)]
     unsafe fn load_i8(p: *const u8) -> Self {
         // SAFETY: features; 16 bytes.
-        unsafe {
-            Zmm(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(
-                p.cast(),
-            ))))
-        }
+        unsafe { Zmm(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))) }
     }
 
     #[inline(always)]
@@ -62,17 +58,12 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
         // the last four; the table look-up uses the low four bits alone.
         unsafe {
             let values = _mm512_setr_ps(
-                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
-                7.0,
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
             );
-            let shifts =
-                _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+            let shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
             let low = _mm512_set1_epi32(p.cast::<i32>().read_unaligned());
             let both = _mm512_mask_set1_epi32(low, 0xFF00, p.add(4).cast::<i32>().read_unaligned());
-            Zmm(_mm512_permutexvar_ps(
-                _mm512_srlv_epi32(both, shifts),
-                values,
-            ))
+            Zmm(_mm512_permutexvar_ps(_mm512_srlv_epi32(both, shifts), values))
         }
     }
 
@@ -114,14 +105,7 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
     unsafe fn fma_first(self, b: Self, c: Self, lanes: usize) -> Self {
         debug_assert!(lanes <= 16);
         // SAFETY: features.
-        unsafe {
-            Zmm(_mm512_mask3_fmadd_ps(
-                self.0,
-                b.0,
-                c.0,
-                ((1u32 << lanes) - 1) as u16,
-            ))
-        }
+        unsafe { Zmm(_mm512_mask3_fmadd_ps(self.0, b.0, c.0, ((1u32 << lanes) - 1) as u16)) }
     }
 
     #[inline(always)]
@@ -129,22 +113,14 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
         // SAFETY: features; four numbers.
         unsafe {
             let lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-            Zmm(_mm512_permutexvar_ps(
-                lanes,
-                _mm512_castps128_ps512(_mm_loadu_ps(v.as_ptr())),
-            ))
+            Zmm(_mm512_permutexvar_ps(lanes, _mm512_castps128_ps512(_mm_loadu_ps(v.as_ptr()))))
         }
     }
 
     #[inline(always)]
     unsafe fn reduce(self) -> f32 {
         // SAFETY: features.
-        unsafe {
-            fold8(_mm256_add_ps(
-                _mm512_castps512_ps256(self.0),
-                _mm512_extractf32x8_ps::<1>(self.0),
-            ))
-        }
+        unsafe { fold8(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))) }
     }
 
     #[inline(always)]
@@ -164,10 +140,7 @@ unsafe fn nibbles(p: *const u8) -> __m512i {
     unsafe {
         let v = _mm512_cvtepu8_epi16(_mm256_loadu_si256(p.cast()));
         let even = _mm512_and_si512(v, _mm512_set1_epi16(0x000F));
-        _mm512_or_si512(
-            even,
-            _mm512_and_si512(_mm512_slli_epi16::<4>(v), _mm512_set1_epi16(0x0F00)),
-        )
+        _mm512_or_si512(even, _mm512_and_si512(_mm512_slli_epi16::<4>(v), _mm512_set1_epi16(0x0F00)))
     }
 }
 
@@ -250,26 +223,16 @@ impl Dot64 for Zmm<true> {
         // SAFETY: features; 64 activations, 16 offsets: 16 · (−8 · Σx) takes the 128s off again.
         unsafe {
             let start = _mm512_slli_epi32::<4>(_mm512_loadu_si512(offsets.cast()));
-            Zmm(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(
-                start,
-                w,
-                _mm512_loadu_si512(x.cast()),
-            )))
+            Zmm(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start, w, _mm512_loadu_si512(x.cast()))))
         }
     }
 }
 
-entry_points!(
-    Zmm<false>,
-    "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"
-);
+entry_points!(Zmm<false>, "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 
 /// The same with VNNI.
 pub(crate) mod vnni {
     use super::{Zmm, entry_points};
 
-    entry_points!(
-        Zmm<true>,
-        "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
-    );
+    entry_points!(Zmm<true>, "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 }

@@ -12,8 +12,7 @@ pub fn default_threads() -> usize {
     #[cfg(target_os = "linux")]
     {
         let allowed = allowed_cpus();
-        let cores =
-            physical_cores(Path::new("/sys/devices/system/cpu"), &allowed).unwrap_or_else(fallback);
+        let cores = physical_cores(Path::new("/sys/devices/system/cpu"), &allowed).unwrap_or_else(fallback);
         let quota = cgroup_quota(
             Path::new("/sys/fs/cgroup"),
             &std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
@@ -34,9 +33,7 @@ fn allowed_cpus() -> Vec<usize> {
     if rc != 0 {
         return Vec::new();
     }
-    (0..mask.len() * 64)
-        .filter(|cpu| mask[cpu / 64] >> (cpu % 64) & 1 == 1)
-        .collect()
+    (0..mask.len() * 64).filter(|cpu| mask[cpu / 64] >> (cpu % 64) & 1 == 1).collect()
 }
 
 /// Distinct (package, core) among `cpus`; `None` where the topology cannot be read.
@@ -45,10 +42,8 @@ fn physical_cores(sys: &Path, cpus: &[usize]) -> Option<usize> {
         let text = std::fs::read_to_string(sys.join(format!("cpu{cpu}/topology/{what}"))).ok()?;
         text.trim().parse().ok()
     };
-    let cores: Option<BTreeSet<_>> = cpus
-        .iter()
-        .map(|cpu| Some((number(cpu, "physical_package_id")?, number(cpu, "core_id")?)))
-        .collect();
+    let cores: Option<BTreeSet<_>> =
+        cpus.iter().map(|cpu| Some((number(cpu, "physical_package_id")?, number(cpu, "core_id")?))).collect();
     cores.map(|cores| cores.len()).filter(|count| *count > 0)
 }
 
@@ -66,19 +61,11 @@ fn cgroup_quota(root: &Path, own: &str) -> Option<usize> {
         if !v1 && !controllers.is_empty() {
             continue;
         }
-        let base = if v1 {
-            root.join("cpu")
-        } else {
-            root.to_path_buf()
-        };
+        let base = if v1 { root.join("cpu") } else { root.to_path_buf() };
         // Inside a container the path may not exist below the root: its parents still do.
         let mut dir = Path::new(path.trim_start_matches('/'));
         loop {
-            let quota = if v1 {
-                quota_v1(&base.join(dir))
-            } else {
-                quota_v2(&base.join(dir))
-            };
+            let quota = if v1 { quota_v1(&base.join(dir)) } else { quota_v2(&base.join(dir)) };
             least = quota.into_iter().chain(least).min();
             match dir.parent() {
                 Some(parent) => dir = parent,
@@ -102,13 +89,7 @@ fn quota_v2(dir: &Path) -> Option<usize> {
 }
 
 fn quota_v1(dir: &Path) -> Option<usize> {
-    let number = |name: &str| {
-        std::fs::read_to_string(dir.join(name))
-            .ok()?
-            .trim()
-            .parse::<i64>()
-            .ok()
-    };
+    let number = |name: &str| std::fs::read_to_string(dir.join(name)).ok()?.trim().parse::<i64>().ok();
     whole_cpus(number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
 }
 
@@ -126,19 +107,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for cpu in 0..8 {
             write(
-                &dir.path()
-                    .join(format!("cpu{cpu}/topology/physical_package_id")),
+                &dir.path().join(format!("cpu{cpu}/topology/physical_package_id")),
                 &format!("{}\n", cpu / 4),
             );
-            write(
-                &dir.path().join(format!("cpu{cpu}/topology/core_id")),
-                &format!("{}\n", cpu % 2),
-            );
+            write(&dir.path().join(format!("cpu{cpu}/topology/core_id")), &format!("{}\n", cpu % 2));
         }
-        assert_eq!(
-            physical_cores(dir.path(), &[0, 1, 2, 3, 4, 5, 6, 7]),
-            Some(4)
-        );
+        assert_eq!(physical_cores(dir.path(), &[0, 1, 2, 3, 4, 5, 6, 7]), Some(4));
         assert_eq!(physical_cores(dir.path(), &[0, 2]), Some(1));
         assert_eq!(physical_cores(dir.path(), &[0, 99]), None);
         assert_eq!(physical_cores(dir.path(), &[]), None);
@@ -163,10 +137,7 @@ mod tests {
         write(&dir.path().join("cpu/job/cpu.cfs_period_us"), "100000\n");
         write(&dir.path().join("cpu/cpu.cfs_quota_us"), "-1\n");
         write(&dir.path().join("cpu/cpu.cfs_period_us"), "100000\n");
-        assert_eq!(
-            cgroup_quota(dir.path(), "4:memory:/x\n3:cpu,cpuacct:/job\n"),
-            Some(4)
-        );
+        assert_eq!(cgroup_quota(dir.path(), "4:memory:/x\n3:cpu,cpuacct:/job\n"), Some(4));
     }
 
     #[test]

@@ -205,16 +205,9 @@ impl CpuExperts {
         for (number, task) in tasks.iter().enumerate() {
             let inner = task.weights.gate.layout().rows();
             check_shapes(number, &task.weights, self.hidden, inner)?;
-            let too_large = || ComputeError::TooLarge {
-                rows: task.pairs.len(),
-                width: inner,
-            };
+            let too_large = || ComputeError::TooLarge { rows: task.pairs.len(), width: inner };
             let size = task.pairs.len().checked_mul(inner).ok_or_else(too_large)?;
-            placed.push(Placed {
-                task,
-                inner,
-                offset,
-            });
+            placed.push(Placed { task, inner, offset });
             offset = offset.checked_add(size).ok_or_else(too_large)?;
         }
         let named = self.claim_rows(tasks);
@@ -236,25 +229,14 @@ impl CpuExperts {
         let mut claimed = 0;
         for (number, task) in tasks.iter().enumerate() {
             for &(input, output) in task.pairs {
-                let row = |what, row, rows| ComputeError::Row {
-                    what,
-                    task: number,
-                    row,
-                    rows,
-                };
+                let row = |what, row, rows| ComputeError::Row { what, task: number, row, rows };
                 if input as usize >= inputs {
                     return Err((row("input", input, inputs), claimed));
                 }
                 match self.taken.get_mut(output as usize) {
                     None => return Err((row("output", output, self.taken.len()), claimed)),
                     Some(true) => {
-                        return Err((
-                            ComputeError::OutputTwice {
-                                task: number,
-                                row: output,
-                            },
-                            claimed,
-                        ));
+                        return Err((ComputeError::OutputTwice { task: number, row: output }, claimed));
                     }
                     Some(taken) => *taken = true,
                 }
@@ -265,39 +247,25 @@ impl CpuExperts {
     }
 
     fn integer(&self, m: MatrixRef<'_>) -> bool {
-        self.numerics == Numerics::QuantizedActivations
-            && Kernels::has_integer_path(m.layout().format())
+        self.numerics == Numerics::QuantizedActivations && Kernels::has_integer_path(m.layout().format())
     }
 
     /// Cuts the rows that `size` gives for each task into pieces for the pool.
-    fn cut(
-        &mut self,
-        placed: &[Placed<'_>],
-        matrix: impl Fn(&ExpertWeights<'_>) -> (usize, usize),
-    ) {
+    fn cut(&mut self, placed: &[Placed<'_>], matrix: impl Fn(&ExpertWeights<'_>) -> (usize, usize)) {
         self.pieces.clear();
-        for (task, p) in placed
-            .iter()
-            .enumerate()
-            .filter(|(_, p)| !p.task.pairs.is_empty())
-        {
+        for (task, p) in placed.iter().enumerate().filter(|(_, p)| !p.task.pairs.is_empty()) {
             let (rows, row_bytes) = matrix(&p.task.weights);
             let block = rows_per_task(row_bytes, rows, p.task.pairs.len(), self.pool.threads());
-            self.pieces
-                .extend((0..rows).step_by(block).map(|start| Piece {
-                    task,
-                    rows: start..rows.min(start + block),
-                }));
+            self.pieces.extend(
+                (0..rows).step_by(block).map(|start| Piece { task, rows: start..rows.min(start + block) }),
+            );
         }
     }
 
     /// One parallel region: gates = silu(gate x) · (up x).
     fn gate_and_up(&mut self, placed: &[Placed<'_>]) {
         self.cut(placed, |w| {
-            (
-                w.gate.layout().rows(),
-                w.gate.layout().row_bytes() + w.up.layout().row_bytes(),
-            )
+            (w.gate.layout().rows(), w.gate.layout().row_bytes() + w.up.layout().row_bytes())
         });
         let mut gates = std::mem::take(&mut self.gates);
         let mut ups = std::mem::take(&mut self.ups);
@@ -311,58 +279,27 @@ impl CpuExperts {
             self.rows_of(p.task.weights.up, &up, p.task.pairs, rows.clone());
             for pair in 0..p.task.pairs.len() {
                 // SAFETY: these columns of this task's rows belong to this piece alone.
-                unsafe {
-                    silu_mul_in_place(gate.slice(pair, rows.clone()), up.slice(pair, rows.clone()))
-                };
+                unsafe { silu_mul_in_place(gate.slice(pair, rows.clone()), up.slice(pair, rows.clone())) };
             }
         });
         (self.gates, self.ups) = (gates, ups);
     }
 
     /// Rows `rows` of `m` times the activations that `pairs` name, pair i to row i of `out`.
-    fn rows_of(
-        &self,
-        m: MatrixRef<'_>,
-        out: &OutGrid<'_>,
-        pairs: &[(u32, u32)],
-        rows: Range<usize>,
-    ) {
+    fn rows_of(&self, m: MatrixRef<'_>, out: &OutGrid<'_>, pairs: &[(u32, u32)], rows: Range<usize>) {
         let (n, x_rows, out_rows) = (pairs.len(), RowMap::First(pairs), RowMap::Same);
         if self.integer(m) {
-            self.kernels.q8_rows(
-                &Job {
-                    m,
-                    first: 0,
-                    x: &self.x_q8,
-                    n,
-                    x_rows,
-                    out: *out,
-                    out_rows,
-                },
-                rows,
-            );
+            self.kernels.q8_rows(&Job { m, first: 0, x: &self.x_q8, n, x_rows, out: *out, out_rows }, rows);
         } else {
             let x = FloatRows::new(&self.x, self.hidden);
-            self.kernels.float_rows(
-                &Job {
-                    m,
-                    first: 0,
-                    x,
-                    n,
-                    x_rows,
-                    out: *out,
-                    out_rows,
-                },
-                rows,
-            );
+            self.kernels.float_rows(&Job { m, first: 0, x, n, x_rows, out: *out, out_rows }, rows);
         }
     }
 
     /// Quantises the intermediates of the tasks whose down projection takes them so.
     fn quantize_inner(&mut self, placed: &[Placed<'_>]) {
         if self.inner_q8.len() < placed.len() {
-            self.inner_q8
-                .resize_with(placed.len(), QuantizedRows::default);
+            self.inner_q8.resize_with(placed.len(), QuantizedRows::default);
         }
         let (numerics, gates) = (self.numerics, &self.gates);
         let chosen = placed.iter().zip(&mut self.inner_q8).filter(|(p, _)| {
@@ -371,8 +308,7 @@ impl CpuExperts {
         });
         let rows = chosen.flat_map(|(p, q8)| {
             q8.resize(p.task.pairs.len(), p.inner);
-            q8.rows_mut()
-                .zip(gates[p.offset..p.offset + p.len()].chunks(p.inner))
+            q8.rows_mut().zip(gates[p.offset..p.offset + p.len()].chunks(p.inner))
         });
         let count = placed.iter().map(|p| p.task.pairs.len()).sum();
         share_out(&self.pool, count, rows, |(q8, row)| q8.quantize(row));
@@ -380,9 +316,7 @@ impl CpuExperts {
 
     /// One parallel region: the down projections, into the output rows of the pass.
     fn down(&mut self, placed: &[Placed<'_>]) {
-        self.cut(placed, |w| {
-            (w.down.layout().rows(), w.down.layout().row_bytes())
-        });
+        self.cut(placed, |w| (w.down.layout().rows(), w.down.layout().row_bytes()));
         let mut outputs = std::mem::take(&mut self.outputs);
         let out = OutGrid::new(&mut outputs, self.hidden);
         self.pool.run(self.pieces.len(), &|i| {
@@ -392,32 +326,10 @@ impl CpuExperts {
             let (x_rows, out_rows) = (RowMap::Same, RowMap::Second(p.task.pairs));
             if self.integer(m) {
                 let x = &self.inner_q8[*task];
-                self.kernels.q8_rows(
-                    &Job {
-                        m,
-                        first: 0,
-                        x,
-                        n,
-                        x_rows,
-                        out,
-                        out_rows,
-                    },
-                    rows.clone(),
-                );
+                self.kernels.q8_rows(&Job { m, first: 0, x, n, x_rows, out, out_rows }, rows.clone());
             } else {
                 let x = FloatRows::new(&self.gates[p.offset..p.offset + p.len()], p.inner);
-                self.kernels.float_rows(
-                    &Job {
-                        m,
-                        first: 0,
-                        x,
-                        n,
-                        x_rows,
-                        out,
-                        out_rows,
-                    },
-                    rows.clone(),
-                );
+                self.kernels.float_rows(&Job { m, first: 0, x, n, x_rows, out, out_rows }, rows.clone());
             }
         });
         self.outputs = outputs;
@@ -425,12 +337,7 @@ impl CpuExperts {
 }
 
 /// Does `work` on `count` items (or as many as there are) of `items` on the pool's threads.
-fn share_out<T>(
-    pool: &Pool,
-    count: usize,
-    items: impl Iterator<Item = T> + Send,
-    work: impl Fn(T) + Sync,
-) {
+fn share_out<T>(pool: &Pool, count: usize, items: impl Iterator<Item = T> + Send, work: impl Fn(T) + Sync) {
     let items = Mutex::new(items);
     pool.run(count, &|_| {
         let item = items.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -454,14 +361,7 @@ fn check_shapes(
     for (matrix, m, wanted_rows, wanted_cols) in all {
         let (rows, cols) = (m.layout().rows(), m.layout().cols());
         if (rows, cols) != (wanted_rows, wanted_cols) {
-            return Err(ComputeError::Shape {
-                matrix,
-                task,
-                rows,
-                cols,
-                wanted_rows,
-                wanted_cols,
-            });
+            return Err(ComputeError::Shape { matrix, task, rows, cols, wanted_rows, wanted_cols });
         }
     }
     Ok(())
@@ -474,15 +374,10 @@ impl ExpertCompute for CpuExperts {
 
     fn begin(&mut self, x: &[f32], hidden: usize, outputs: usize) -> Result<(), ComputeError> {
         if hidden == 0 || !x.len().is_multiple_of(hidden) {
-            return Err(ComputeError::Activations {
-                numbers: x.len(),
-                hidden,
-            });
+            return Err(ComputeError::Activations { numbers: x.len(), hidden });
         }
-        let size = outputs.checked_mul(hidden).ok_or(ComputeError::TooLarge {
-            rows: outputs,
-            width: hidden,
-        })?;
+        let size =
+            outputs.checked_mul(hidden).ok_or(ComputeError::TooLarge { rows: outputs, width: hidden })?;
         self.hidden = hidden;
         self.x.clear();
         self.x.extend_from_slice(x);
@@ -493,12 +388,9 @@ impl ExpertCompute for CpuExperts {
         if self.numerics == Numerics::QuantizedActivations {
             let rows = x.len() / hidden;
             self.x_q8.resize(rows, hidden);
-            share_out(
-                &self.pool,
-                rows,
-                self.x_q8.rows_mut().zip(x.chunks(hidden)),
-                |(q8, row)| q8.quantize(row),
-            );
+            share_out(&self.pool, rows, self.x_q8.rows_mut().zip(x.chunks(hidden)), |(q8, row)| {
+                q8.quantize(row)
+            });
         }
         Ok(())
     }

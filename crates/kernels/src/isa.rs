@@ -22,10 +22,7 @@ pub enum Isa {
 
 /// An instruction set that this machine lacks.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error(
-    "this processor cannot run the {isa} kernels; the best it can run is {}",
-    Isa::detect()
-)]
+#[error("this processor cannot run the {isa} kernels; the best it can run is {}", Isa::detect())]
 pub struct UnsupportedIsa {
     /// Instruction set asked for.
     pub isa: Isa,
@@ -33,21 +30,11 @@ pub struct UnsupportedIsa {
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 5] = [
-        Isa::Scalar,
-        Isa::Neon,
-        Isa::Avx2,
-        Isa::Avx512,
-        Isa::Avx512Vnni,
-    ];
+    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni];
 
     /// The best instruction set of this machine.
     pub fn detect() -> Isa {
-        Isa::ALL
-            .into_iter()
-            .rev()
-            .find(|isa| isa.is_supported())
-            .unwrap_or(Isa::Scalar)
+        Isa::ALL.into_iter().rev().find(|isa| isa.is_supported()).unwrap_or(Isa::Scalar)
     }
 
     /// Whether this machine can run it.
@@ -72,10 +59,7 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => Isa::Avx512.is_supported() && is_x86_feature_detected!("avx512vnni"),
-            #[allow(
-                unreachable_patterns,
-                reason = "which arms exist depends on the target"
-            )]
+            #[allow(unreachable_patterns, reason = "which arms exist depends on the target")]
             _ => false,
         }
     }

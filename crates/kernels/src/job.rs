@@ -66,28 +66,15 @@ unsafe impl Sync for OutGrid<'_> {}
 
 impl<'a> OutGrid<'a> {
     pub fn new(out: &'a mut [f32], stride: usize) -> Self {
-        OutGrid {
-            start: out.as_mut_ptr(),
-            len: out.len(),
-            stride,
-            owner: PhantomData,
-        }
+        OutGrid { start: out.as_mut_ptr(), len: out.len(), stride, owner: PhantomData }
     }
 
     /// `len` numbers of this grid from `offset` on, as a grid with rows of its own.
     pub fn part(&self, offset: usize, len: usize, stride: usize) -> OutGrid<'a> {
-        assert!(
-            offset <= self.len && len <= self.len - offset,
-            "part of an output grid"
-        );
+        assert!(offset <= self.len && len <= self.len - offset, "part of an output grid");
         // SAFETY: `offset` is within the slice or one past its end.
         let start = unsafe { self.start.add(offset) };
-        OutGrid {
-            start,
-            len,
-            stride,
-            owner: PhantomData,
-        }
+        OutGrid { start, len, stride, owner: PhantomData }
     }
 
     /// Writes the number at `row`, `col`.
@@ -97,11 +84,7 @@ impl<'a> OutGrid<'a> {
     #[inline]
     pub unsafe fn set(&self, row: usize, col: usize, value: f32) {
         let at = row * self.stride + col;
-        assert!(
-            at < self.len,
-            "output row {row}, column {col} lies outside {} numbers",
-            self.len
-        );
+        assert!(at < self.len, "output row {row}, column {col} lies outside {} numbers", self.len);
         // SAFETY: `at` is inside the slice, and the caller promises that nobody else uses it.
         unsafe { *self.start.add(at) = value };
     }
@@ -110,10 +93,7 @@ impl<'a> OutGrid<'a> {
     ///
     /// # Safety
     /// Nobody else may access these elements while the slice lives.
-    #[allow(
-        clippy::mut_from_ref,
-        reason = "the caller promises that slices do not overlap"
-    )]
+    #[allow(clippy::mut_from_ref, reason = "the caller promises that slices do not overlap")]
     pub unsafe fn slice(&self, row: usize, cols: Range<usize>) -> &mut [f32] {
         let at = row * self.stride + cols.start;
         assert!(
@@ -167,10 +147,7 @@ pub(crate) fn rows_per_task(row_bytes: usize, rows: usize, n: usize, threads: us
         return rows.max(1);
     }
     let fair = rows.div_ceil(4 * threads);
-    (bytes / row_bytes.max(1))
-        .min(fair)
-        .max(1)
-        .next_multiple_of(4)
+    (bytes / row_bytes.max(1)).min(fair).max(1).next_multiple_of(4)
 }
 
 #[cfg(test)]
@@ -180,11 +157,8 @@ mod tests {
     #[test]
     fn tasks_cover_whole_tiles_and_small_products_stay_in_one() {
         assert_eq!(rows_per_task(64, 64, 1, 8), 64);
-        for (row_bytes, rows, n, threads) in [
-            (3072, 2048, 1, 2),
-            (12288, 6144, 512, 32),
-            (1 << 20, 7, 1, 2),
-        ] {
+        for (row_bytes, rows, n, threads) in [(3072, 2048, 1, 2), (12288, 6144, 512, 32), (1 << 20, 7, 1, 2)]
+        {
             let block = rows_per_task(row_bytes, rows, n, threads);
             assert!(block >= 4 && block.is_multiple_of(4), "{block}");
         }

@@ -42,11 +42,7 @@ impl Kernels {
     /// # Errors
     /// If this processor lacks it.
     pub fn new(isa: Isa) -> Result<Kernels, UnsupportedIsa> {
-        if isa.is_supported() {
-            Ok(Kernels { isa })
-        } else {
-            Err(UnsupportedIsa { isa })
-        }
+        if isa.is_supported() { Ok(Kernels { isa }) } else { Err(UnsupportedIsa { isa }) }
     }
 
     /// Kernels of the best instruction set that this processor has.
@@ -61,10 +57,7 @@ impl Kernels {
 
     /// Whether [`Kernels::matmul_q8`] takes matrices of `format`.
     pub fn has_integer_path(format: Format) -> bool {
-        matches!(
-            format,
-            Format::Int8Row | Format::Int4Row | Format::Int4Group(_)
-        )
+        matches!(format, Format::Int8Row | Format::Int4Row | Format::Int4Group(_))
     }
 
     /// `out[i · out_stride + (r − rows.start)]` = row r of `m` · input i, for r in `rows`, i in 0..n.
@@ -73,10 +66,7 @@ impl Kernels {
     ///
     /// # Panics
     /// If `rows` lie outside `m`, `x` is not n × cols or the results do not fit in `out`.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a matrix product has that many parts"
-    )]
+    #[allow(clippy::too_many_arguments, reason = "a matrix product has that many parts")]
     pub fn matmul(
         &self,
         pool: &Pool,
@@ -87,11 +77,7 @@ impl Kernels {
         out: &mut [f32],
         out_stride: usize,
     ) {
-        assert_eq!(
-            Some(x.len()),
-            n.checked_mul(m.layout().cols()),
-            "activations of {n} inputs"
-        );
+        assert_eq!(Some(x.len()), n.checked_mul(m.layout().cols()), "activations of {n} inputs");
         let x = FloatRows::new(x, m.layout().cols());
         let job = whole_job(m, &rows, x, n, out, out_stride);
         self.parallel(pool, &rows, &job, |rows| self.float_rows(&job, rows));
@@ -111,10 +97,7 @@ impl Kernels {
         out_stride: usize,
     ) {
         let format = m.layout().format();
-        assert!(
-            Self::has_integer_path(format),
-            "{format} has no integer path"
-        );
+        assert!(Self::has_integer_path(format), "{format} has no integer path");
         assert!(
             x.rows() == 0 || x.cols() == m.layout().cols(),
             "activations of {} columns for a matrix of {}",
@@ -182,12 +165,7 @@ impl Kernels {
         job: &Job<'_, X>,
         work: impl Fn(Range<usize>) + Sync,
     ) {
-        let block = rows_per_task(
-            job.m.layout().row_bytes(),
-            rows.len(),
-            job.n,
-            pool.threads(),
-        );
+        let block = rows_per_task(job.m.layout().row_bytes(), rows.len(), job.n, pool.threads());
         pool.run(rows.len().div_ceil(block), &|task| {
             let start = rows.start + task * block;
             work(start..rows.end.min(start + block));
@@ -209,11 +187,7 @@ fn whole_job<'a, X>(
         "rows {rows:?} of a matrix of {}",
         m.layout().rows()
     );
-    assert!(
-        n <= 1 || stride >= rows.len(),
-        "output stride {stride} for {} rows",
-        rows.len()
-    );
+    assert!(n <= 1 || stride >= rows.len(), "output stride {stride} for {} rows", rows.len());
     Job {
         m,
         first: rows.start,

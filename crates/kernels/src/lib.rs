@@ -25,13 +25,10 @@ mod avx512;
 mod neon;
 
 pub use cores::default_threads;
-pub use experts::{
-    Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, ExpertWeights, Numerics,
-};
+pub use experts::{Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, ExpertWeights, Numerics};
 pub use isa::{Isa, UnsupportedIsa};
 pub use kernels::Kernels;
 pub use ops::{
-    layer_norm, rms_norm, rms_norm_in_place, sigmoid, silu, silu_mul, silu_mul_in_place,
-    softmax_in_place,
+    layer_norm, rms_norm, rms_norm_in_place, sigmoid, silu, silu_mul, silu_mul_in_place, softmax_in_place,
 };
 pub use pool::Pool;

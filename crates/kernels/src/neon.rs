@@ -52,10 +52,7 @@ unsafe fn nibbles(p: *const u8) -> int8x16_t {
     unsafe {
         let bytes = vld1_u8(p);
         let pairs = vzip_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8::<4>(bytes));
-        vsubq_s8(
-            vreinterpretq_s8_u8(vcombine_u8(pairs.0, pairs.1)),
-            vdupq_n_s8(8),
-        )
+        vsubq_s8(vreinterpretq_s8_u8(vcombine_u8(pairs.0, pairs.1)), vdupq_n_s8(8))
     }
 }
 
@@ -83,25 +80,13 @@ impl Simd for Quad {
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> Self {
         // SAFETY: 32 bytes.
-        unsafe {
-            Self::from_array(
-                p.cast::<[[u8; 2]; 16]>()
-                    .read()
-                    .map(|b| f16::from_le_bytes(b).to_f32()),
-            )
-        }
+        unsafe { Self::from_array(p.cast::<[[u8; 2]; 16]>().read().map(|b| f16::from_le_bytes(b).to_f32())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> Self {
         // SAFETY: 32 bytes.
-        unsafe {
-            Self::from_array(
-                p.cast::<[[u8; 2]; 16]>()
-                    .read()
-                    .map(|b| bf16::from_le_bytes(b).to_f32()),
-            )
-        }
+        unsafe { Self::from_array(p.cast::<[[u8; 2]; 16]>().read().map(|b| bf16::from_le_bytes(b).to_f32())) }
     }
 
     #[inline(always)]
@@ -119,13 +104,7 @@ impl Simd for Quad {
     #[inline(always)]
     unsafe fn load_fp8(p: *const u8) -> Self {
         // SAFETY: 16 bytes.
-        unsafe {
-            Self::from_array(
-                p.cast::<[u8; 16]>()
-                    .read()
-                    .map(|code| FP8_TABLE[usize::from(code)]),
-            )
-        }
+        unsafe { Self::from_array(p.cast::<[u8; 16]>().read().map(|code| FP8_TABLE[usize::from(code)])) }
     }
 
     #[inline(always)]
@@ -145,11 +124,7 @@ impl Simd for Quad {
     #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
         // SAFETY: features.
-        unsafe {
-            Quad(std::array::from_fn(|i| {
-                vfmaq_f32(c.0[i], self.0[i], b.0[i])
-            }))
-        }
+        unsafe { Quad(std::array::from_fn(|i| vfmaq_f32(c.0[i], self.0[i], b.0[i]))) }
     }
 
     #[inline(always)]

@@ -28,10 +28,7 @@ fn sum(x: &[f32], f: impl Fn(f64) -> f64) -> f64 {
 /// # Panics
 /// If the three lengths differ.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    assert!(
-        x.len() == weight.len() && x.len() == out.len(),
-        "lengths of a norm"
-    );
+    assert!(x.len() == weight.len() && x.len() == out.len(), "lengths of a norm");
     let factor = inverse_rms(x, eps);
     for ((o, x), w) in out.iter_mut().zip(x).zip(weight) {
         *o = x * factor * w;
@@ -60,10 +57,7 @@ fn inverse_rms(x: &[f32], eps: f32) -> f32 {
 /// # Panics
 /// If the four lengths differ.
 pub fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
-    assert!(
-        x.len() == weight.len() && x.len() == bias.len() && x.len() == out.len(),
-        "lengths of a norm"
-    );
+    assert!(x.len() == weight.len() && x.len() == bias.len() && x.len() == out.len(), "lengths of a norm");
     let count = x.len().max(1) as f64;
     let mean = sum(x, |v| v) / count;
     let variance = sum(x, |v| (v - mean) * (v - mean)) / count;
@@ -90,10 +84,7 @@ pub fn sigmoid(x: f32) -> f32 {
 /// # Panics
 /// If the three lengths differ.
 pub fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    assert!(
-        gate.len() == up.len() && gate.len() == out.len(),
-        "lengths of gate, up and output"
-    );
+    assert!(gate.len() == up.len() && gate.len() == out.len(), "lengths of gate, up and output");
     for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
         *o = silu(*g) * u;
     }

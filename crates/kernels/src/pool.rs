@@ -103,11 +103,7 @@ impl Pool {
     /// Where the system refuses a thread the pool has fewer; see [`Pool::threads`].
     pub fn new(threads: usize) -> Pool {
         let shared = Arc::new(Shared {
-            slot: Mutex::new(Slot {
-                region: None,
-                sleeping: 0,
-                shutdown: false,
-            }),
+            slot: Mutex::new(Slot { region: None, sleeping: 0, shutdown: false }),
             epoch: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
             busy: AtomicBool::new(false),
@@ -117,10 +113,7 @@ impl Pool {
         let workers = (1..threads)
             .map_while(|i| {
                 let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("compute-{i}"))
-                    .spawn(move || shared.serve())
-                    .ok()
+                std::thread::Builder::new().name(format!("compute-{i}")).spawn(move || shared.serve()).ok()
             })
             .collect();
         Pool { shared, workers }
@@ -142,14 +135,8 @@ impl Pool {
             (0..tasks).for_each(f);
             return;
         }
-        let region = Region {
-            call: f,
-            tasks,
-            next: AtomicUsize::new(0),
-            panic: Mutex::new(None),
-        };
-        self.shared
-            .publish(&region, self.workers.len().min(tasks - 1));
+        let region = Region { call: f, tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) };
+        self.shared.publish(&region, self.workers.len().min(tasks - 1));
         region.work();
         self.shared.retire();
         self.shared.busy.store(false, Ordering::Release);
@@ -236,9 +223,7 @@ impl Drop for Pool {
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool")
-            .field("threads", &self.threads())
-            .finish()
+        f.debug_struct("Pool").field("threads", &self.threads()).finish()
     }
 }
 

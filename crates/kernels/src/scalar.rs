@@ -95,19 +95,11 @@ fn q8_row(m: MatrixRef<'_>, row: usize, stored: &[f32], q: &[i8], scales: &[f32]
             let first = block * ACTIVATION_BLOCK + 4 * l;
             let columns = first..stored.len().min(first + 4);
             let sum: i32 = columns.map(|c| stored[c] as i32 * i32::from(q[c])).sum();
-            let weight_scale = if per_row {
-                1.0
-            } else {
-                m.scale(row, first.min(stored.len() - 1))
-            };
+            let weight_scale = if per_row { 1.0 } else { m.scale(row, first.min(stored.len() - 1)) };
             *lane = (sum as f32).mul_add(weight_scale * scale, *lane);
         }
     }
-    if per_row {
-        reduce(lanes) * m.scale(row, 0)
-    } else {
-        reduce(lanes)
-    }
+    if per_row { reduce(lanes) * m.scale(row, 0) } else { reduce(lanes) }
 }
 
 /// The integer path for some rows of a product.

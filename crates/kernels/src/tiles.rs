@@ -3,10 +3,7 @@
 //! A weight vector is decoded once for all inputs of a tile. Each (row, input) has accumulators of
 //! its own and meets its columns in the same order in a tile of any width, so its bits do not
 //! depend on the tile.
-#![allow(
-    clippy::needless_range_loop,
-    reason = "a tile indexes several arrays by the same row and input"
-)]
+#![allow(clippy::needless_range_loop, reason = "a tile indexes several arrays by the same row and input")]
 
 use std::ops::Range;
 
@@ -84,11 +81,7 @@ unsafe fn tile<S: Simd, W: Stored, const GROUPED: bool, const N: usize>(
 ) {
     let layout = job.m.layout();
     let (cols, row_bytes) = (layout.cols(), layout.row_bytes());
-    let group = if GROUPED {
-        job.m.scale_span().unwrap_or(cols)
-    } else {
-        cols
-    };
+    let group = if GROUPED { job.m.scale_span().unwrap_or(cols) } else { cols };
     let (weights, scales) = tile_rows(job.m, &rows);
     let mut x = [std::ptr::null::<f32>(); N];
     for (n, x) in x.iter_mut().enumerate() {
@@ -137,15 +130,7 @@ unsafe fn tile<S: Simd, W: Stored, const GROUPED: bool, const N: usize>(
         for (r, row) in rows.enumerate() {
             for n in 0..N {
                 let value = sums[r][n].reduce();
-                job.store(
-                    i + n,
-                    row,
-                    if per_row {
-                        value * read_scale(scales[r], 0)
-                    } else {
-                        value
-                    },
-                );
+                job.store(i + n, row, if per_row { value * read_scale(scales[r], 0) } else { value });
             }
         }
     }
@@ -197,16 +182,9 @@ unsafe fn tail<S: Simd, W: Stored, const N: usize>(
                 .copy_from_slice(std::slice::from_raw_parts(x[n].add(tail.start), tail.len()));
         }
         for r in 0..TILE_ROWS {
-            let w = load_tail::<S, W>(
-                std::slice::from_raw_parts(weights[r], row_bytes),
-                tail.start,
-            );
+            let w = load_tail::<S, W>(std::slice::from_raw_parts(weights[r], row_bytes), tail.start);
             for n in 0..N {
-                part[r][n] = w.fma_first(
-                    S::load_f32(inputs[n].as_ptr().cast()),
-                    part[r][n],
-                    tail.len(),
-                );
+                part[r][n] = w.fma_first(S::load_f32(inputs[n].as_ptr().cast()), part[r][n], tail.len());
             }
         }
     }
@@ -238,11 +216,7 @@ pub(crate) unsafe fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
         }
         if !a_tail.is_empty() {
             let (a, b) = (padded(a_tail), padded(b_tail));
-            sum = S::load_f32(a.as_ptr().cast()).fma_first(
-                S::load_f32(b.as_ptr().cast()),
-                sum,
-                a_tail.len(),
-            );
+            sum = S::load_f32(a.as_ptr().cast()).fma_first(S::load_f32(b.as_ptr().cast()), sum, a_tail.len());
         }
         sum.reduce()
     }
@@ -261,19 +235,13 @@ pub(crate) unsafe fn axpy<S: Simd>(alpha: f32, x: &[f32], out: &mut [f32]) {
         let factor = S::splat(alpha);
         for (x, o) in x_whole.iter().zip(out_whole) {
             factor
-                .fma(
-                    S::load_f32(x.as_ptr().cast()),
-                    S::load_f32(o.as_ptr().cast()),
-                )
+                .fma(S::load_f32(x.as_ptr().cast()), S::load_f32(o.as_ptr().cast()))
                 .store(o.as_mut_ptr().cast());
         }
         if !x_tail.is_empty() {
             let (x, mut o) = (padded(x_tail), padded(out_tail));
             factor
-                .fma(
-                    S::load_f32(x.as_ptr().cast()),
-                    S::load_f32(o.as_ptr().cast()),
-                )
+                .fma(S::load_f32(x.as_ptr().cast()), S::load_f32(o.as_ptr().cast()))
                 .store(o.as_mut_ptr().cast());
             out_tail.copy_from_slice(&o[..out_tail.len()]);
         }

@@ -2,10 +2,7 @@
 //!
 //! One step takes 64 columns: 16 exact integer dot products of four columns each, one a lane, then
 //! one fused multiply-add with (weight scale · activation scale).
-#![allow(
-    clippy::needless_range_loop,
-    reason = "a tile indexes several arrays by the same row and input"
-)]
+#![allow(clippy::needless_range_loop, reason = "a tile indexes several arrays by the same row and input")]
 
 use std::ops::Range;
 
@@ -46,10 +43,7 @@ pub(crate) unsafe fn matmul<S: Dot64>(job: &Q8Job<'_>, rows: Range<usize>) {
 /// # Safety
 /// As [`matmul`].
 #[inline(always)]
-unsafe fn blocks<S: Dot64, const BYTES: bool, const SCALES: u8>(
-    job: &Q8Job<'_>,
-    rows: Range<usize>,
-) {
+unsafe fn blocks<S: Dot64, const BYTES: bool, const SCALES: u8>(job: &Q8Job<'_>, rows: Range<usize>) {
     let block = (INPUT_BYTES / job.m.layout().cols()).max(4);
     for first in (0..job.n).step_by(block) {
         let last = job.n.min(first + block);
@@ -95,11 +89,8 @@ unsafe fn tile<S: Dot64, const BYTES: bool, const SCALES: u8, const N: usize>(
     let layout = job.m.layout();
     let (cols, block_bytes) = (layout.cols(), if BYTES { 64 } else { 32 });
     let (weights, scales) = tile_rows(job.m, &rows);
-    let mut inputs = [Input {
-        values: std::ptr::null(),
-        offsets: std::ptr::null(),
-        scales: std::ptr::null(),
-    }; N];
+    let mut inputs =
+        [Input { values: std::ptr::null(), offsets: std::ptr::null(), scales: std::ptr::null() }; N];
     for (n, input) in inputs.iter_mut().enumerate() {
         let row = job.x_rows.at(i + n);
         *input = Input {
@@ -122,22 +113,14 @@ unsafe fn tile<S: Dot64, const BYTES: bool, const SCALES: u8, const N: usize>(
             for r in 0..TILE_ROWS {
                 let p = weights[r].add(block * block_bytes);
                 S::prefetch(p.wrapping_add(ahead));
-                step::<S, BYTES, SCALES, N>(
-                    load::<S, BYTES>(p),
-                    scales[r],
-                    at,
-                    &inputs,
-                    block,
-                    &mut sums[r],
-                );
+                step::<S, BYTES, SCALES, N>(load::<S, BYTES>(p), scales[r], at, &inputs, block, &mut sums[r]);
             }
         }
         if whole * ACTIVATION_BLOCK < cols {
             let at = groups.next::<SCALES>();
             let bytes = layout.row_bytes() - whole * block_bytes;
             for r in 0..TILE_ROWS {
-                let partial =
-                    std::slice::from_raw_parts(weights[r].add(whole * block_bytes), bytes);
+                let partial = std::slice::from_raw_parts(weights[r].add(whole * block_bytes), bytes);
                 step::<S, BYTES, SCALES, N>(
                     load_partial::<S, BYTES>(partial),
                     scales[r],
@@ -154,11 +137,7 @@ unsafe fn tile<S: Dot64, const BYTES: bool, const SCALES: u8, const N: usize>(
                 job.store(
                     i + n,
                     row,
-                    if SCALES == PER_ROW {
-                        value * read_scale(scales[r], 0)
-                    } else {
-                        value
-                    },
+                    if SCALES == PER_ROW { value * read_scale(scales[r], 0) } else { value },
                 );
             }
         }
@@ -193,17 +172,10 @@ unsafe fn step<S: Dot64, const BYTES: bool, const SCALES: u8, const N: usize>(
         for n in 0..N {
             let x = inputs[n].values.add(block * ACTIVATION_BLOCK);
             let offsets = inputs[n].offsets.add(block * 16);
-            let dots = if BYTES {
-                S::dot_bytes(weights, x, offsets)
-            } else {
-                S::dot_nibbles(weights, x, offsets)
-            };
+            let dots =
+                if BYTES { S::dot_bytes(weights, x, offsets) } else { S::dot_nibbles(weights, x, offsets) };
             let x_scale = S::splat(*inputs[n].scales.add(block));
-            let factor = if SCALES == PER_ROW {
-                x_scale
-            } else {
-                scale.mul(x_scale)
-            };
+            let factor = if SCALES == PER_ROW { x_scale } else { scale.mul(x_scale) };
             sums[n] = dots.fma(factor, sums[n]);
         }
     }
@@ -222,12 +194,7 @@ struct Groups {
 
 impl Groups {
     fn new(span: usize, count: usize) -> Groups {
-        Groups {
-            size: span / 16,
-            count,
-            group: 0,
-            quarter: 0,
-        }
+        Groups { size: span / 16, count, group: 0, quarter: 0 }
     }
 
     /// Quarters past the end of the row take the last scale.
@@ -267,13 +234,7 @@ impl Groups {
 #[inline(always)]
 unsafe fn load<S: Dot64, const BYTES: bool>(p: *const u8) -> S::Bytes {
     // SAFETY: the caller's promise.
-    unsafe {
-        if BYTES {
-            S::load_bytes(p)
-        } else {
-            S::load_nibbles(p)
-        }
-    }
+    unsafe { if BYTES { S::load_bytes(p) } else { S::load_nibbles(p) } }
 }
 
 /// Fewer than 64 weights, then zero bytes, which meet activations that are zero.

@@ -16,12 +16,7 @@ const ROWS: usize = 4;
 /// The processor has the instruction set of `S`; `rows` lie in the matrix, `x` has a number for
 /// each and `out` one for each column.
 #[inline(always)]
-pub(crate) unsafe fn matmul_t<S: Simd>(
-    m: MatrixRef<'_>,
-    rows: Range<usize>,
-    x: &[f32],
-    out: &mut [f32],
-) {
+pub(crate) unsafe fn matmul_t<S: Simd>(m: MatrixRef<'_>, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
     // SAFETY: the caller's promise, passed on.
     unsafe {
         match m.layout().format() {
@@ -39,12 +34,7 @@ pub(crate) unsafe fn matmul_t<S: Simd>(
 /// # Safety
 /// As [`matmul_t`].
 #[inline(always)]
-unsafe fn all<S: Simd, W: Stored>(
-    m: MatrixRef<'_>,
-    rows: Range<usize>,
-    x: &[f32],
-    out: &mut [f32],
-) {
+unsafe fn all<S: Simd, W: Stored>(m: MatrixRef<'_>, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
     let mut row = rows.start;
     // SAFETY: the caller's promise; `row + R <= rows.end`.
     unsafe {
@@ -87,11 +77,7 @@ unsafe fn strip<S: Simd, W: Stored, const R: usize>(
         unsafe {
             let mut factors = [S::zero(); R];
             for r in 0..R {
-                factors[r] = S::splat(if span.is_some() {
-                    x[r] * read_scale(scales[r], g)
-                } else {
-                    x[r]
-                });
+                factors[r] = S::splat(if span.is_some() { x[r] * read_scale(scales[r], g) } else { x[r] });
             }
             let mut c = start;
             while c + 16 <= end {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use metaltail_kernels::{
-    Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, ExpertWeights, Kernels,
-    Numerics, Pool, silu_mul,
+    Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, ExpertWeights, Kernels, Numerics, Pool,
+    silu_mul,
 };
 use metaltail_quant::{Format, MatrixLayout, MatrixRef, OwnedMatrix, QuantizedRows};
 
@@ -31,11 +31,7 @@ impl Expert {
     }
 
     fn weights(&self) -> ExpertWeights<'_> {
-        ExpertWeights {
-            gate: self.gate.as_ref(),
-            up: self.up.as_ref(),
-            down: self.down.as_ref(),
-        }
+        ExpertWeights { gate: self.gate.as_ref(), up: self.up.as_ref(), down: self.down.as_ref() }
     }
 }
 
@@ -55,14 +51,7 @@ fn product(m: MatrixRef<'_>, x: &[f32], quantize: bool) -> Vec<f32> {
     let rows = m.layout().rows();
     let mut out = vec![0.0; rows];
     if quantize && Kernels::has_integer_path(m.layout().format()) {
-        k.matmul_q8(
-            &pool,
-            m,
-            0..rows,
-            &QuantizedRows::new(x, x.len()),
-            &mut out,
-            rows,
-        );
+        k.matmul_q8(&pool, m, 0..rows, &QuantizedRows::new(x, x.len()), &mut out, rows);
     } else {
         k.matmul(&pool, m, 0..rows, x, 1, &mut out, rows);
     }
@@ -96,12 +85,8 @@ fn experts() -> Vec<Expert> {
 }
 
 /// Rows that chose each of the four experts, with their output rows in no order.
-const PAIRS: [&[(u32, u32)]; 4] = [
-    &[(0, 3), (2, 0)],
-    &[(1, 1), (0, 6), (2, 2), (3, 8), (4, 9)],
-    &[],
-    &[(2, 4), (1, 7)],
-];
+const PAIRS: [&[(u32, u32)]; 4] =
+    [&[(0, 3), (2, 0)], &[(1, 1), (0, 6), (2, 2), (3, 8), (4, 9)], &[], &[(2, 4), (1, 7)]];
 
 #[test]
 fn outputs_have_the_bits_of_the_three_products_one_by_one() {
@@ -114,10 +99,7 @@ fn outputs_have_the_bits_of_the_three_products_one_by_one() {
             let tasks: Vec<_> = experts
                 .iter()
                 .zip(PAIRS)
-                .map(|(e, pairs)| ExpertTask {
-                    weights: e.weights(),
-                    pairs,
-                })
+                .map(|(e, pairs)| ExpertTask { weights: e.weights(), pairs })
                 .collect();
             assert_eq!(device.submit(&tasks).unwrap(), Completion::Done);
             let out = device.finish().unwrap();
@@ -132,11 +114,7 @@ fn outputs_have_the_bits_of_the_three_products_one_by_one() {
                     );
                 }
             }
-            assert_eq!(
-                out[5 * HIDDEN..6 * HIDDEN],
-                [0.0; HIDDEN],
-                "a row that nobody names is zero"
-            );
+            assert_eq!(out[5 * HIDDEN..6 * HIDDEN], [0.0; HIDDEN], "a row that nobody names is zero");
         }
     }
 }
@@ -145,14 +123,8 @@ fn outputs_have_the_bits_of_the_three_products_one_by_one() {
 fn the_split_into_submits_does_not_change_the_outputs() {
     let experts = experts();
     let x = numbers(5 * HIDDEN, 7);
-    let tasks: Vec<_> = experts
-        .iter()
-        .zip(PAIRS)
-        .map(|(e, pairs)| ExpertTask {
-            weights: e.weights(),
-            pairs,
-        })
-        .collect();
+    let tasks: Vec<_> =
+        experts.iter().zip(PAIRS).map(|(e, pairs)| ExpertTask { weights: e.weights(), pairs }).collect();
     let mut device = cpu(2, Numerics::QuantizedActivations);
     device.begin(&x, HIDDEN, 10).unwrap();
     device.submit(&tasks).unwrap();
@@ -169,24 +141,13 @@ fn a_pass_leaves_nothing_behind_for_the_next() {
     let experts = experts();
     let mut device = cpu(2, Numerics::QuantizedActivations);
     device.begin(&numbers(5 * HIDDEN, 1), HIDDEN, 10).unwrap();
-    let tasks: Vec<_> = experts
-        .iter()
-        .zip(PAIRS)
-        .map(|(e, pairs)| ExpertTask {
-            weights: e.weights(),
-            pairs,
-        })
-        .collect();
+    let tasks: Vec<_> =
+        experts.iter().zip(PAIRS).map(|(e, pairs)| ExpertTask { weights: e.weights(), pairs }).collect();
     device.submit(&tasks).unwrap();
 
     let x = numbers(HIDDEN, 2);
     device.begin(&x, HIDDEN, 2).unwrap();
-    device
-        .submit(&[ExpertTask {
-            weights: experts[0].weights(),
-            pairs: &[(0, 1)],
-        }])
-        .unwrap();
+    device.submit(&[ExpertTask { weights: experts[0].weights(), pairs: &[(0, 1)] }]).unwrap();
     let out = device.finish().unwrap();
     assert_eq!(out[..HIDDEN], [0.0; HIDDEN]);
     assert_eq!(out[HIDDEN..], by_hand(&experts[0], &x, true));
@@ -200,12 +161,7 @@ fn quantised_activations_are_near_exact_ones() {
     let norm = |v: &[f32]| v.iter().map(|v| v * v).sum::<f32>().sqrt();
     let difference: Vec<f32> = exact.iter().zip(&fast).map(|(a, b)| a - b).collect();
     assert_ne!(exact, fast);
-    assert!(
-        norm(&difference) < 0.02 * norm(&exact),
-        "{} of {}",
-        norm(&difference),
-        norm(&exact)
-    );
+    assert!(norm(&difference) < 0.02 * norm(&exact), "{} of {}", norm(&difference), norm(&exact));
 }
 
 #[test]
@@ -214,74 +170,23 @@ fn a_task_that_does_not_fit_is_refused_and_the_pass_goes_on() {
     let x = numbers(2 * HIDDEN, 3);
     let mut device = cpu(1, Numerics::Exact);
     device.begin(&x, HIDDEN, 2).unwrap();
-    let with = |pairs| ExpertTask {
-        weights: expert.weights(),
-        pairs,
-    };
+    let with = |pairs| ExpertTask { weights: expert.weights(), pairs };
 
-    let error = device
-        .submit(&[with(&[(0, 0)]), with(&[(2, 1)])])
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            ComputeError::Row {
-                what: "input",
-                task: 1,
-                row: 2,
-                rows: 2
-            }
-        ),
-        "{error}"
-    );
+    let error = device.submit(&[with(&[(0, 0)]), with(&[(2, 1)])]).unwrap_err();
+    assert!(matches!(error, ComputeError::Row { what: "input", task: 1, row: 2, rows: 2 }), "{error}");
     let error = device.submit(&[with(&[(0, 2)])]).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            ComputeError::Row {
-                what: "output",
-                task: 0,
-                row: 2,
-                rows: 2
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, ComputeError::Row { what: "output", task: 0, row: 2, rows: 2 }), "{error}");
     let error = device.submit(&[with(&[(0, 1), (1, 1)])]).unwrap_err();
-    assert!(
-        matches!(error, ComputeError::OutputTwice { task: 0, row: 1 }),
-        "{error}"
-    );
-    let swapped = ExpertWeights {
-        down: expert.gate.as_ref(),
-        ..expert.weights()
-    };
-    let error = device
-        .submit(&[ExpertTask {
-            weights: swapped,
-            pairs: &[(0, 0)],
-        }])
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            ComputeError::Shape {
-                matrix: "down",
-                task: 0,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, ComputeError::OutputTwice { task: 0, row: 1 }), "{error}");
+    let swapped = ExpertWeights { down: expert.gate.as_ref(), ..expert.weights() };
+    let error = device.submit(&[ExpertTask { weights: swapped, pairs: &[(0, 0)] }]).unwrap_err();
+    assert!(matches!(error, ComputeError::Shape { matrix: "down", task: 0, .. }), "{error}");
 
     // No refused row counts as taken.
     device.submit(&[with(&[(0, 0), (1, 1)])]).unwrap();
     let error = device.submit(&[with(&[(0, 0)])]).unwrap_err();
     assert!(matches!(error, ComputeError::OutputTwice { .. }), "{error}");
-    assert_eq!(
-        device.finish().unwrap()[..HIDDEN],
-        by_hand(&expert, &x[..HIDDEN], false)
-    );
+    assert_eq!(device.finish().unwrap()[..HIDDEN], by_hand(&expert, &x[..HIDDEN], false));
 }
 
 #[test]
@@ -289,19 +194,10 @@ fn a_pass_of_broken_rows_or_impossible_size_is_refused() {
     let mut device = cpu(1, Numerics::Exact);
     assert!(matches!(
         device.begin(&[0.0; 3], 2, 1),
-        Err(ComputeError::Activations {
-            numbers: 3,
-            hidden: 2
-        })
+        Err(ComputeError::Activations { numbers: 3, hidden: 2 })
     ));
-    assert!(matches!(
-        device.begin(&[], 0, 1),
-        Err(ComputeError::Activations { .. })
-    ));
-    assert!(matches!(
-        device.begin(&[0.0; 2], 2, usize::MAX),
-        Err(ComputeError::TooLarge { .. })
-    ));
+    assert!(matches!(device.begin(&[], 0, 1), Err(ComputeError::Activations { .. })));
+    assert!(matches!(device.begin(&[0.0; 2], 2, usize::MAX), Err(ComputeError::TooLarge { .. })));
 }
 
 #[test]
@@ -313,21 +209,12 @@ fn activations_that_are_not_finite_stay_in_their_rows() {
             x[5] = bad;
             let mut device = cpu(2, numerics);
             device.begin(&x, HIDDEN, 2).unwrap();
-            device
-                .submit(&[ExpertTask {
-                    weights: expert.weights(),
-                    pairs: &[(0, 0), (1, 1)],
-                }])
-                .unwrap();
+            device.submit(&[ExpertTask { weights: expert.weights(), pairs: &[(0, 0), (1, 1)] }]).unwrap();
             let out = device.finish().unwrap();
             assert!(out[..HIDDEN].iter().all(|v| !v.is_finite()));
             assert_eq!(
                 out[HIDDEN..],
-                by_hand(
-                    &expert,
-                    &x[HIDDEN..],
-                    numerics == Numerics::QuantizedActivations
-                )
+                by_hand(&expert, &x[HIDDEN..], numerics == Numerics::QuantizedActivations)
             );
         }
     }

@@ -11,10 +11,7 @@ struct Numbers(u64);
 
 impl Numbers {
     fn bits(&mut self) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 32) as u32
     }
 
@@ -38,30 +35,16 @@ struct Matrix {
 
 impl Matrix {
     /// Any bytes are weights; for the float formats they are random numbers, so that sums stay finite.
-    fn new(
-        format: Format,
-        rows: usize,
-        cols: usize,
-        shift: usize,
-        numbers: &mut Numbers,
-    ) -> Matrix {
+    fn new(format: Format, rows: usize, cols: usize, shift: usize, numbers: &mut Numbers) -> Matrix {
         let layout = MatrixLayout::new(format, rows, cols).unwrap();
         let mut weights = vec![0; shift];
         match format {
-            Format::F32 => weights.extend(
-                numbers
-                    .floats(rows * cols)
-                    .iter()
-                    .flat_map(|v| v.to_le_bytes()),
-            ),
-            Format::F16 => weights.extend(
-                (0..rows * cols).flat_map(|_| (numbers.bits() as u16 & 0xBFFF).to_le_bytes()),
-            ),
+            Format::F32 => weights.extend(numbers.floats(rows * cols).iter().flat_map(|v| v.to_le_bytes())),
+            Format::F16 => {
+                weights.extend((0..rows * cols).flat_map(|_| (numbers.bits() as u16 & 0xBFFF).to_le_bytes()))
+            }
             Format::Bf16 => weights.extend(
-                numbers
-                    .floats(rows * cols)
-                    .iter()
-                    .flat_map(|v| [v.to_le_bytes()[2], v.to_le_bytes()[3]]),
+                numbers.floats(rows * cols).iter().flat_map(|v| [v.to_le_bytes()[2], v.to_le_bytes()[3]]),
             ),
             // One code in 128 is NaN: leave those to a test of their own.
             Format::Fp8Block => {
@@ -70,32 +53,17 @@ impl Matrix {
             _ => weights.extend((0..layout.weight_bytes()).map(|_| numbers.bits() as u8)),
         }
         let mut scales = vec![0; shift];
-        scales.extend(
-            (0..layout.scale_bytes() / 4).flat_map(|_| (numbers.float() * 0.01).to_le_bytes()),
-        );
-        Matrix {
-            layout,
-            weights,
-            scales,
-            shift,
-        }
+        scales.extend((0..layout.scale_bytes() / 4).flat_map(|_| (numbers.float() * 0.01).to_le_bytes()));
+        Matrix { layout, weights, scales, shift }
     }
 
     fn view(&self) -> MatrixRef<'_> {
-        MatrixRef::new(
-            self.layout,
-            &self.weights[self.shift..],
-            &self.scales[self.shift..],
-        )
-        .unwrap()
+        MatrixRef::new(self.layout, &self.weights[self.shift..], &self.scales[self.shift..]).unwrap()
     }
 }
 
 fn supported() -> Vec<Kernels> {
-    Isa::ALL
-        .into_iter()
-        .filter_map(|isa| Kernels::new(isa).ok())
-        .collect()
+    Isa::ALL.into_iter().filter_map(|isa| Kernels::new(isa).ok()).collect()
 }
 
 fn reference() -> Kernels {
@@ -104,48 +72,18 @@ fn reference() -> Kernels {
 
 /// Bits, with every NaN the same: which NaN comes out is the processor's affair.
 fn bits(values: &[f32]) -> Vec<u32> {
-    values
-        .iter()
-        .map(|v| {
-            if v.is_nan() {
-                f32::NAN.to_bits()
-            } else {
-                v.to_bits()
-            }
-        })
-        .collect()
+    values.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
 }
 
-fn matmul(
-    k: Kernels,
-    pool: &Pool,
-    m: MatrixRef<'_>,
-    rows: Range<usize>,
-    x: &[f32],
-    n: usize,
-) -> Vec<f32> {
+fn matmul(k: Kernels, pool: &Pool, m: MatrixRef<'_>, rows: Range<usize>, x: &[f32], n: usize) -> Vec<f32> {
     let stride = rows.len() + 1;
     let mut out = vec![-7.0; n * stride];
     k.matmul(pool, m, rows.clone(), x, n, &mut out, stride);
-    assert!(
-        out.iter()
-            .skip(rows.len())
-            .step_by(stride)
-            .all(|v| *v == -7.0),
-        "wrote past the row"
-    );
-    out.chunks(stride)
-        .flat_map(|row| row[..rows.len()].to_vec())
-        .collect()
+    assert!(out.iter().skip(rows.len()).step_by(stride).all(|v| *v == -7.0), "wrote past the row");
+    out.chunks(stride).flat_map(|row| row[..rows.len()].to_vec()).collect()
 }
 
-fn matmul_q8(
-    k: Kernels,
-    pool: &Pool,
-    m: MatrixRef<'_>,
-    rows: Range<usize>,
-    x: &QuantizedRows,
-) -> Vec<f32> {
+fn matmul_q8(k: Kernels, pool: &Pool, m: MatrixRef<'_>, rows: Range<usize>, x: &QuantizedRows) -> Vec<f32> {
     let mut out = vec![-7.0; x.rows() * rows.len()];
     k.matmul_q8(pool, m, rows.clone(), x, &mut out, rows.len());
     out
@@ -324,11 +262,7 @@ fn the_largest_bytes_do_not_saturate() {
             for x in [&x, &minus] {
                 let got = matmul_q8(k, &Pool::new(1), m, 0..1, &QuantizedRows::new(x, cols))[0];
                 let wanted = value * x[0] * cols as f32;
-                assert!(
-                    (got - wanted).abs() <= wanted.abs() * 1e-6,
-                    "{format} {} {got} {wanted}",
-                    k.isa()
-                );
+                assert!((got - wanted).abs() <= wanted.abs() * 1e-6, "{format} {} {got} {wanted}", k.isa());
             }
         }
     }
@@ -399,13 +333,7 @@ fn activations_that_are_not_finite_show_and_stay_in_their_row() {
         let mut x = vec![1.0; 256];
         x[3] = bad;
         for k in supported() {
-            let got = matmul_q8(
-                k,
-                &Pool::new(1),
-                matrix.view(),
-                0..8,
-                &QuantizedRows::new(&x, 128),
-            );
+            let got = matmul_q8(k, &Pool::new(1), matrix.view(), 0..8, &QuantizedRows::new(&x, 128));
             assert!(got[..8].iter().all(|v| v.is_nan()));
             assert!(got[8..].iter().all(|v| v.is_finite()));
             let got = matmul(k, &Pool::new(1), matrix.view(), 0..8, &x, 2);
@@ -420,13 +348,5 @@ fn activations_that_are_not_finite_show_and_stay_in_their_row() {
 fn an_output_that_is_too_small_panics_and_is_not_overrun() {
     let mut numbers = Numbers(1);
     let matrix = Matrix::new(Format::Bf16, 8, 32, 0, &mut numbers);
-    Kernels::best().matmul(
-        &Pool::new(1),
-        matrix.view(),
-        0..8,
-        &[1.0; 64],
-        2,
-        &mut [0.0; 15],
-        8,
-    );
+    Kernels::best().matmul(&Pool::new(1), matrix.view(), 0..8, &[1.0; 64], 2, &mut [0.0; 15], 8);
 }

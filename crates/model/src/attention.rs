@@ -4,7 +4,6 @@ mod gqa;
 mod indexer;
 mod mla;
 
-
 use crate::error::ModelError;
 use crate::load::Loader;
 use crate::plan::AttentionPlan;

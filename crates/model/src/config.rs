@@ -119,16 +119,18 @@ impl<'a> ConfigReader<'a> {
     }
 
     fn wrong(&self, key: &str, wanted: impl fmt::Display, got: &Value) -> ConfigError {
-        ConfigError::Type { key: self.name(key), wanted: wanted.to_string(), got: shorten(got.to_string(), 60) }
+        ConfigError::Type {
+            key: self.name(key),
+            wanted: wanted.to_string(),
+            got: shorten(got.to_string(), 60),
+        }
     }
 
     /// A nested object, if present.
     pub fn object(&self, key: &'a str) -> Result<Option<ConfigReader<'a>>, ConfigError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::Object(map)) => {
-                Ok(Some(ConfigReader { family: self.family, path: key, map }))
-            }
+            Some(Value::Object(map)) => Ok(Some(ConfigReader { family: self.family, path: key, map })),
             Some(other) => Err(self.wrong(key, "an object", other)),
         }
     }
@@ -155,20 +157,13 @@ impl<'a> ConfigReader<'a> {
         self.get(key).map_or(Ok(default), |value| self.checked(key, value, range))
     }
 
-    fn checked(
-        &self,
-        key: &str,
-        value: &Value,
-        range: RangeInclusive<usize>,
-    ) -> Result<usize, ConfigError> {
+    fn checked(&self, key: &str, value: &Value, range: RangeInclusive<usize>) -> Result<usize, ConfigError> {
         let number = value.as_u64().ok_or_else(|| self.wrong(key, "a whole number", value))?;
-        usize::try_from(number).ok().filter(|n| range.contains(n)).ok_or_else(|| {
-            ConfigError::Range {
-                key: self.name(key),
-                got: number,
-                min: *range.start() as u64,
-                max: *range.end() as u64,
-            }
+        usize::try_from(number).ok().filter(|n| range.contains(n)).ok_or_else(|| ConfigError::Range {
+            key: self.name(key),
+            got: number,
+            min: *range.start() as u64,
+            max: *range.end() as u64,
         })
     }
 

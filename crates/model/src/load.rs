@@ -27,8 +27,7 @@ impl<'a> Loader<'a> {
     fn spec(&self, name: &str) -> Result<&'a TensorSpec, ModelError> {
         self.specs.get(name).copied().ok_or_else(|| {
             // A name that the plan's parts ask for but its inventory lacks.
-            crate::config::ConfigError::Inconsistent(format!("the plan has no tensor {name}"))
-                .into()
+            crate::config::ConfigError::Inconsistent(format!("the plan has no tensor {name}")).into()
         })
     }
 

@@ -217,9 +217,7 @@ impl Model {
         let width = self.plan.hidden;
         let eps = self.plan.norm_eps;
         let mut joined = vec![0.0; rows.len() * 2 * width];
-        for ((row, hidden), out) in
-            rows.iter().zip(hidden.chunks(width)).zip(joined.chunks_mut(2 * width))
-        {
+        for ((row, hidden), out) in rows.iter().zip(hidden.chunks(width)).zip(joined.chunks_mut(2 * width)) {
             let mut embedded = vec![0.0; width];
             self.embed(row.token, &mut embedded)?;
             let (first, second) = out.split_at_mut(width);

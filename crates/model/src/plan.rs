@@ -270,12 +270,7 @@ impl MlaPlan {
             out.matrix("self_attn.indexer.wk.weight", indexer.head_dim, hidden, Role::Indexer);
             out.vector("self_attn.indexer.k_norm.weight", indexer.head_dim, Role::Norm);
             out.vector("self_attn.indexer.k_norm.bias", indexer.head_dim, Role::Norm);
-            out.matrix(
-                "self_attn.indexer.weights_proj.weight",
-                indexer.heads,
-                hidden,
-                Role::IndexerWeights,
-            );
+            out.matrix("self_attn.indexer.weights_proj.weight", indexer.heads, hidden, Role::IndexerWeights);
         }
     }
 }
@@ -355,8 +350,7 @@ impl Plan {
         let mut tensors = Vec::new();
         let mut experts = Vec::new();
         {
-            let mut top =
-                Tensors { prefix: String::new(), layer: None, draft: false, list: &mut tensors };
+            let mut top = Tensors { prefix: String::new(), layer: None, draft: false, list: &mut tensors };
             top.matrix("model.embed_tokens.weight", self.vocab, self.hidden, Role::Embedding);
             top.vector("model.norm.weight", self.hidden, Role::Norm);
             if !self.tied_head {

@@ -7,11 +7,7 @@ use crate::plan::{RopePairs, RopePlan};
 
 /// Reads the rotation of `dim` elements from `rope_parameters`, or from the older
 /// `rope_theta` and `rope_scaling`.
-pub(crate) fn plan(
-    config: &ConfigReader<'_>,
-    dim: usize,
-    pairs: RopePairs,
-) -> Result<RopePlan, ConfigError> {
+pub(crate) fn plan(config: &ConfigReader<'_>, dim: usize, pairs: RopePairs) -> Result<RopePlan, ConfigError> {
     config.refuse_unless(dim.is_multiple_of(2) && dim > 0, format!("a rotation of {dim} elements"))?;
     let parameters = match config.object("rope_parameters")? {
         Some(parameters) => Some(parameters),
@@ -28,9 +24,7 @@ pub(crate) fn plan(
         Some(value) => value.as_str().unwrap_or("(not a string)"),
     };
     match kind {
-        "default" => {
-            Ok(RopePlan { dim, inv_freq: frequencies(theta, dim), pairs, magnitude: 1.0 })
-        }
+        "default" => Ok(RopePlan { dim, inv_freq: frequencies(theta, dim), pairs, magnitude: 1.0 }),
         "yarn" => {
             let yarn = Yarn::read(&parameters, config)?;
             Ok(RopePlan {
@@ -90,8 +84,7 @@ impl Yarn {
             factor: parameters.number_or("factor", 1.0)?,
             beta_fast: parameters.number_or("beta_fast", 32.0)?,
             beta_slow: parameters.number_or("beta_slow", 1.0)?,
-            original_context: parameters
-                .number_or("original_max_position_embeddings", context as f64)?,
+            original_context: parameters.number_or("original_max_position_embeddings", context as f64)?,
             mscale: optional("mscale")?,
             mscale_all_dim: optional("mscale_all_dim")?,
             attention_factor: optional("attention_factor")?,
@@ -113,9 +106,7 @@ impl Yarn {
     fn magnitude(&self) -> f64 {
         match (self.attention_factor, self.mscale, self.mscale_all_dim) {
             (Some(factor), _, _) => factor,
-            (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => {
-                self.scale_of(m) / self.scale_of(all)
-            }
+            (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => self.scale_of(m) / self.scale_of(all),
             _ => self.scale_of(1.0),
         }
     }
@@ -129,9 +120,8 @@ impl Yarn {
     }
 
     fn frequencies(&self, theta: f64, dim: usize) -> Vec<f32> {
-        let rotations = |count: f64| {
-            dim as f64 * (self.original_context / (count * 2.0 * PI)).ln() / (2.0 * theta.ln())
-        };
+        let rotations =
+            |count: f64| dim as f64 * (self.original_context / (count * 2.0 * PI)).ln() / (2.0 * theta.ln());
         let (mut low, mut high) = (rotations(self.beta_fast), rotations(self.beta_slow));
         if self.truncate {
             (low, high) = (low.floor(), high.ceil());

@@ -103,10 +103,7 @@ pub enum TextError {
 
 /// Reads a file of at most `limit` bytes; `Ok(None)` when it does not exist.
 fn read_limited(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
-    let fail = |source| TextError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let fail = |source| TextError::Read { path: path.to_owned(), source };
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -115,15 +112,9 @@ fn read_limited(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     // One byte more than allowed is asked for, so that the length comes from what was read and not
     // from metadata, which a pipe or a growing file does not have.
     let mut bytes = Vec::new();
-    let read = file
-        .take(limit.saturating_add(1))
-        .read_to_end(&mut bytes)
-        .map_err(fail)?;
+    let read = file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(fail)?;
     if read as u64 > limit {
-        return Err(TextError::TooLarge {
-            path: path.to_owned(),
-            limit,
-        });
+        return Err(TextError::TooLarge { path: path.to_owned(), limit });
     }
     Ok(Some(bytes))
 }

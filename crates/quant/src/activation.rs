@@ -37,11 +37,7 @@ impl QuantizedRows {
     /// # Panics
     /// As [`QuantizedRows::new`].
     pub fn quantize(&mut self, x: &[f32], cols: usize) {
-        assert!(
-            cols > 0 && x.len().is_multiple_of(cols),
-            "{} numbers are no whole rows of {cols}",
-            x.len()
-        );
+        assert!(cols > 0 && x.len().is_multiple_of(cols), "{} numbers are no whole rows of {cols}", x.len());
         self.resize(x.len() / cols, cols);
         for (row, parts) in x.chunks(cols).zip(self.rows_mut()) {
             parts.quantize(row);
@@ -54,26 +50,19 @@ impl QuantizedRows {
         (self.rows, self.cols) = (rows, cols);
         self.values.resize(blocks * ACTIVATION_BLOCK, 0);
         self.scales.resize(blocks, 0.0);
-        self.offsets
-            .resize(blocks * (ACTIVATION_BLOCK / LANE_COLUMNS), 0);
+        self.offsets.resize(blocks * (ACTIVATION_BLOCK / LANE_COLUMNS), 0);
     }
 
     /// The rows as separate mutable parts, to quantise them on several threads.
     pub fn rows_mut(&mut self) -> impl Iterator<Item = QuantizedRowMut<'_>> {
         let blocks = self.blocks().max(1);
         let values = self.values.chunks_mut(blocks * ACTIVATION_BLOCK);
-        let offsets = self
-            .offsets
-            .chunks_mut(blocks * (ACTIVATION_BLOCK / LANE_COLUMNS));
+        let offsets = self.offsets.chunks_mut(blocks * (ACTIVATION_BLOCK / LANE_COLUMNS));
         let cols = self.cols;
-        values.zip(self.scales.chunks_mut(blocks)).zip(offsets).map(
-            move |((values, scales), offsets)| QuantizedRowMut {
-                cols,
-                values,
-                scales,
-                offsets,
-            },
-        )
+        values
+            .zip(self.scales.chunks_mut(blocks))
+            .zip(offsets)
+            .map(move |((values, scales), offsets)| QuantizedRowMut { cols, values, scales, offsets })
     }
 
     /// Rows held.
@@ -135,14 +124,8 @@ impl QuantizedRowMut<'_> {
     pub fn quantize(self, x: &[f32]) {
         assert_eq!(x.len(), self.cols, "activations of one row");
         let (values, _) = self.values.as_chunks_mut::<ACTIVATION_BLOCK>();
-        let (offsets, _) = self
-            .offsets
-            .as_chunks_mut::<{ ACTIVATION_BLOCK / LANE_COLUMNS }>();
-        for (((x, q), scale), offsets) in x
-            .chunks(ACTIVATION_BLOCK)
-            .zip(values)
-            .zip(self.scales)
-            .zip(offsets)
+        let (offsets, _) = self.offsets.as_chunks_mut::<{ ACTIVATION_BLOCK / LANE_COLUMNS }>();
+        for (((x, q), scale), offsets) in x.chunks(ACTIVATION_BLOCK).zip(values).zip(self.scales).zip(offsets)
         {
             *scale = quantize_block(x, q);
             for (offset, q) in offsets.iter_mut().zip(q.as_chunks::<LANE_COLUMNS>().0) {
@@ -206,12 +189,7 @@ mod tests {
 
     #[test]
     fn subnormal_blocks_neither_divide_by_zero_nor_wrap() {
-        for x in [
-            f32::from_bits(1),
-            f32::from_bits(100),
-            f32::from_bits(190),
-            f32::from_bits(1000),
-        ] {
+        for x in [f32::from_bits(1), f32::from_bits(100), f32::from_bits(190), f32::from_bits(1000)] {
             let rows = QuantizedRows::new(&[x, -x], 2);
             let q = rows.values(0);
             assert_eq!(q[0], -q[1]);

@@ -23,22 +23,10 @@ impl<'a> MatrixRef<'a> {
     /// If `row` is not a row of the matrix.
     pub fn row_scale_bytes(&self, row: usize) -> &'a [u8] {
         let layout = self.layout();
-        assert!(
-            row < layout.rows(),
-            "row {row} of a matrix of {} rows",
-            layout.rows()
-        );
-        let scale_row = if layout.format() == Format::Fp8Block {
-            row / 128
-        } else {
-            row
-        };
+        assert!(row < layout.rows(), "row {row} of a matrix of {} rows", layout.rows());
+        let scale_row = if layout.format() == Format::Fp8Block { row / 128 } else { row };
         let bytes = layout.scale_cols() * 4;
-        if bytes == 0 {
-            &[]
-        } else {
-            &self.scales()[scale_row * bytes..][..bytes]
-        }
+        if bytes == 0 { &[] } else { &self.scales()[scale_row * bytes..][..bytes] }
     }
 
     /// The scale of the element at `row`, `col` (1.0 for formats without scales).
@@ -46,11 +34,7 @@ impl<'a> MatrixRef<'a> {
     /// # Panics
     /// If `row` or `col` lies outside the matrix.
     pub fn scale(&self, row: usize, col: usize) -> f32 {
-        assert!(
-            col < self.layout().cols(),
-            "column {col} of a matrix of {} columns",
-            self.layout().cols()
-        );
+        assert!(col < self.layout().cols(), "column {col} of a matrix of {} columns", self.layout().cols());
         match self.scale_span() {
             None => 1.0,
             Some(span) => {
@@ -138,11 +122,7 @@ pub fn dequantize_row(m: MatrixRef<'_>, row: usize, out: &mut [f32]) {
 /// If `out` does not hold exactly `rows × cols` numbers.
 pub fn dequantize(m: MatrixRef<'_>, out: &mut [f32]) {
     let layout = m.layout();
-    assert_eq!(
-        Some(out.len()),
-        layout.rows().checked_mul(layout.cols()),
-        "output of the whole matrix"
-    );
+    assert_eq!(Some(out.len()), layout.rows().checked_mul(layout.cols()), "output of the whole matrix");
     for (row, out) in out.chunks_mut(layout.cols()).enumerate() {
         dequantize_row(m, row, out);
     }
@@ -165,13 +145,7 @@ mod tests {
     #[test]
     fn int4_rows_start_on_a_byte_and_the_even_column_is_the_low_nibble() {
         // 3 columns: 2 bytes a row, the last high nibble (here 0xF) belongs to no column.
-        let got = whole(
-            Format::Int4Row,
-            2,
-            3,
-            &[0x90, 0xF7, 0x8F, 0x0A],
-            &[2.0, 0.5],
-        );
+        let got = whole(Format::Int4Row, 2, 3, &[0x90, 0xF7, 0x8F, 0x0A], &[2.0, 0.5]);
         assert_eq!(got, [-16.0, 2.0, -2.0, 3.5, 0.0, 1.0]);
     }
 
@@ -185,51 +159,28 @@ mod tests {
 
     #[test]
     fn int8_is_signed() {
-        assert_eq!(
-            whole(Format::Int8Row, 1, 3, &[0x80, 0xFF, 0x7F], &[0.5]),
-            [-64.0, -0.5, 63.5]
-        );
+        assert_eq!(whole(Format::Int8Row, 1, 3, &[0x80, 0xFF, 0x7F], &[0.5]), [-64.0, -0.5, 63.5]);
     }
 
     #[test]
     fn halves_are_little_endian() {
-        assert_eq!(
-            whole(Format::F16, 1, 2, &[0x00, 0x3C, 0x00, 0xC0], &[]),
-            [1.0, -2.0]
-        );
-        assert_eq!(
-            whole(Format::Bf16, 1, 2, &[0x80, 0x3F, 0x00, 0xC0], &[]),
-            [1.0, -2.0]
-        );
-        assert_eq!(
-            whole(Format::F32, 1, 1, &[0x00, 0x00, 0x80, 0x3F], &[]),
-            [1.0]
-        );
+        assert_eq!(whole(Format::F16, 1, 2, &[0x00, 0x3C, 0x00, 0xC0], &[]), [1.0, -2.0]);
+        assert_eq!(whole(Format::Bf16, 1, 2, &[0x80, 0x3F, 0x00, 0xC0], &[]), [1.0, -2.0]);
+        assert_eq!(whole(Format::F32, 1, 1, &[0x00, 0x00, 0x80, 0x3F], &[]), [1.0]);
     }
 
     #[test]
     fn fp8_scales_lie_by_blocks_of_128_in_both_directions() {
         // 129 × 130: 2 × 2 blocks; 0x38 is 1.0.
-        let got = whole(
-            Format::Fp8Block,
-            129,
-            130,
-            &[0x38; 129 * 130],
-            &[1.0, 2.0, 3.0, 4.0],
-        );
+        let got = whole(Format::Fp8Block, 129, 130, &[0x38; 129 * 130], &[1.0, 2.0, 3.0, 4.0]);
         assert_eq!((got[0], got[127], got[128], got[129]), (1.0, 1.0, 2.0, 2.0));
-        assert_eq!(
-            (got[127 * 130], got[128 * 130], got[128 * 130 + 128]),
-            (1.0, 3.0, 4.0)
-        );
+        assert_eq!((got[127 * 130], got[128 * 130], got[128 * 130 + 128]), (1.0, 3.0, 4.0));
     }
 
     #[test]
     fn scale_of_an_element_matches_the_dequantised_row() {
         let layout = MatrixLayout::new(Format::Int4Group(48), 2, 100).unwrap();
-        let scales: Vec<u8> = (0..6)
-            .flat_map(|i| (i as f32 + 1.0).to_le_bytes())
-            .collect();
+        let scales: Vec<u8> = (0..6).flat_map(|i| (i as f32 + 1.0).to_le_bytes()).collect();
         let m = MatrixRef::new(layout, &[0x99; 100], &scales).unwrap();
         let mut row = [0.0; 100];
         dequantize_row(m, 1, &mut row);

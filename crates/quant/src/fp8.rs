@@ -17,11 +17,7 @@ const fn decode(code: u8) -> f32 {
     } else {
         f32::from_bits((exponent as u32 + 127 - 7) << 23 | mantissa << 20)
     };
-    if code & 0x80 != 0 {
-        -magnitude
-    } else {
-        magnitude
-    }
+    if code & 0x80 != 0 { -magnitude } else { magnitude }
 }
 
 const fn table() -> [f32; 256] {
@@ -71,10 +67,7 @@ mod tests {
                 _ => sign * 2f64.powi(e - 7) * (1.0 + m / 8.0),
             };
             let got = f64::from(FP8_TABLE[usize::from(code)]);
-            assert!(
-                got == wanted || got.is_nan() && wanted.is_nan(),
-                "code {code:#x}: {got} {wanted}"
-            );
+            assert!(got == wanted || got.is_nan() && wanted.is_nan(), "code {code:#x}: {got} {wanted}");
         }
         assert_eq!(FP8_TABLE[0x7E], FP8_MAX);
         assert_eq!(FP8_TABLE[0x01], 1.0 / 512.0);

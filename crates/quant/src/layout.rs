@@ -17,9 +17,7 @@ pub enum LayoutError {
         cols: usize,
     },
     /// A group size that no kernel knows.
-    #[error(
-        "int4 groups of {group} columns are not supported: choose 16, 32, 48, 64, 96, 128, 192 or 256"
-    )]
+    #[error("int4 groups of {group} columns are not supported: choose 16, 32, 48, 64, 96, 128, 192 or 256")]
     Group {
         /// Group size asked for.
         group: u16,
@@ -88,18 +86,8 @@ impl MatrixLayout {
             Format::Fp8Block => (rows.div_ceil(128), cols.div_ceil(128)),
         };
         row_bytes.checked_mul(rows).ok_or_else(overflow)?;
-        scale_rows
-            .checked_mul(scale_cols)
-            .and_then(|n| n.checked_mul(4))
-            .ok_or_else(overflow)?;
-        Ok(MatrixLayout {
-            format,
-            rows,
-            cols,
-            row_bytes,
-            scale_cols,
-            scale_rows,
-        })
+        scale_rows.checked_mul(scale_cols).and_then(|n| n.checked_mul(4)).ok_or_else(overflow)?;
+        Ok(MatrixLayout { format, rows, cols, row_bytes, scale_cols, scale_rows })
     }
 
     /// The number format.
@@ -160,11 +148,7 @@ pub struct MatrixRef<'a> {
 
 impl<'a> MatrixRef<'a> {
     /// Joins a layout with its bytes; refuses any other number of bytes.
-    pub fn new(
-        layout: MatrixLayout,
-        weights: &'a [u8],
-        scales: &'a [u8],
-    ) -> Result<Self, LayoutError> {
+    pub fn new(layout: MatrixLayout, weights: &'a [u8], scales: &'a [u8]) -> Result<Self, LayoutError> {
         let length = |what, wanted, got| LayoutError::Length {
             what,
             format: layout.format,
@@ -179,21 +163,13 @@ impl<'a> MatrixRef<'a> {
         if scales.len() != layout.scale_bytes() {
             return Err(length("scales", layout.scale_bytes(), scales.len()));
         }
-        Ok(MatrixRef {
-            layout,
-            weights,
-            scales,
-        })
+        Ok(MatrixRef { layout, weights, scales })
     }
 
     /// As [`MatrixRef::new`], for bytes that were checked when their owner was made.
     pub(crate) fn of_owned(layout: MatrixLayout, weights: &'a [u8], scales: &'a [u8]) -> Self {
         debug_assert!(MatrixRef::new(layout, weights, scales).is_ok());
-        MatrixRef {
-            layout,
-            weights,
-            scales,
-        }
+        MatrixRef { layout, weights, scales }
     }
 
     /// Format and shape.
@@ -226,12 +202,9 @@ mod tests {
             Format::Int4Group(16),
             Format::Fp8Block,
         ] {
-            for (rows, cols) in [
-                (usize::MAX, usize::MAX),
-                (1 << 33, 1 << 33),
-                (usize::MAX, 3),
-                (3, usize::MAX),
-            ] {
+            for (rows, cols) in
+                [(usize::MAX, usize::MAX), (1 << 33, 1 << 33), (usize::MAX, 3), (3, usize::MAX)]
+            {
                 assert_eq!(
                     MatrixLayout::new(format, rows, cols),
                     Err(LayoutError::Overflow { format, rows, cols }),
@@ -254,19 +227,10 @@ mod tests {
 
     #[test]
     fn empty_shapes_and_group_sizes_out_of_the_list_are_refused() {
-        assert_eq!(
-            MatrixLayout::new(Format::F32, 0, 4),
-            Err(LayoutError::Empty { rows: 0, cols: 4 })
-        );
-        assert_eq!(
-            MatrixLayout::new(Format::F32, 4, 0),
-            Err(LayoutError::Empty { rows: 4, cols: 0 })
-        );
+        assert_eq!(MatrixLayout::new(Format::F32, 0, 4), Err(LayoutError::Empty { rows: 0, cols: 4 }));
+        assert_eq!(MatrixLayout::new(Format::F32, 4, 0), Err(LayoutError::Empty { rows: 4, cols: 0 }));
         for group in [0, 8, 17, 512] {
-            assert_eq!(
-                MatrixLayout::new(Format::Int4Group(group), 4, 4),
-                Err(LayoutError::Group { group })
-            );
+            assert_eq!(MatrixLayout::new(Format::Int4Group(group), 4, 4), Err(LayoutError::Group { group }));
         }
     }
 
@@ -274,10 +238,7 @@ mod tests {
     fn sizes_are_those_of_the_published_experts() {
         // GLM-5.2 gate projection in int4-g64: 2048 × 6144.
         let layout = MatrixLayout::new(Format::Int4Group(64), 2048, 6144).unwrap();
-        assert_eq!(
-            (layout.weight_bytes(), layout.scale_bytes()),
-            (6_291_456, 786_432)
-        );
+        assert_eq!((layout.weight_bytes(), layout.scale_bytes()), (6_291_456, 786_432));
     }
 
     #[test]

@@ -15,17 +15,9 @@ impl OwnedMatrix {
     ///
     /// # Errors
     /// Refuses any other number of bytes than the layout's.
-    pub fn new(
-        layout: MatrixLayout,
-        weights: Vec<u8>,
-        scales: Vec<u8>,
-    ) -> Result<Self, LayoutError> {
+    pub fn new(layout: MatrixLayout, weights: Vec<u8>, scales: Vec<u8>) -> Result<Self, LayoutError> {
         MatrixRef::new(layout, &weights, &scales)?;
-        Ok(OwnedMatrix {
-            layout,
-            weights,
-            scales,
-        })
+        Ok(OwnedMatrix { layout, weights, scales })
     }
 
     /// Format and shape.

@@ -49,10 +49,7 @@ pub fn quantize(
     check_length(
         layout,
         "numbers (as f32 bytes)",
-        layout
-            .rows()
-            .saturating_mul(layout.cols())
-            .saturating_mul(4),
+        layout.rows().saturating_mul(layout.cols()).saturating_mul(4),
         src.len().saturating_mul(4),
     )?;
     check_length(layout, "weights", layout.weight_bytes(), weights.len())?;
@@ -61,12 +58,7 @@ pub fn quantize(
         && let Some(at) = src.iter().position(|v| !v.is_finite())
     {
         let (row, col) = (at / layout.cols(), at % layout.cols());
-        return Err(QuantizeError::NotFinite {
-            format: layout.format(),
-            row,
-            col,
-            value: src[at],
-        });
+        return Err(QuantizeError::NotFinite { format: layout.format(), row, col, value: src[at] });
     }
     match layout.format() {
         Format::F32 => {
@@ -120,9 +112,7 @@ fn round_clip(value: f32, scale: f32, qmax: f32) -> f32 {
 }
 
 fn int8_rows(layout: MatrixLayout, src: &[f32], weights: &mut [u8], scales: &mut [u8]) {
-    let rows = src
-        .chunks(layout.cols())
-        .zip(weights.chunks_mut(layout.row_bytes()));
+    let rows = src.chunks(layout.cols()).zip(weights.chunks_mut(layout.row_bytes()));
     for ((src, out), scale_bytes) in rows.zip(scales.as_chunks_mut::<4>().0) {
         let scale = (absmax(src) / 127.0).max(SMALLEST_SCALE);
         *scale_bytes = scale.to_le_bytes();
@@ -132,18 +122,9 @@ fn int8_rows(layout: MatrixLayout, src: &[f32], weights: &mut [u8], scales: &mut
     }
 }
 
-fn int4_rows(
-    layout: MatrixLayout,
-    group: usize,
-    src: &[f32],
-    weights: &mut [u8],
-    scales: &mut [u8],
-) {
+fn int4_rows(layout: MatrixLayout, group: usize, src: &[f32], weights: &mut [u8], scales: &mut [u8]) {
     let mut scales = scales.as_chunks_mut::<4>().0.iter_mut();
-    for (src, out) in src
-        .chunks(layout.cols())
-        .zip(weights.chunks_mut(layout.row_bytes()))
-    {
+    for (src, out) in src.chunks(layout.cols()).zip(weights.chunks_mut(layout.row_bytes())) {
         out.fill(0x88);
         // `scales` comes second: zip must not draw a scale when the row has run out of groups.
         for (g, (values, scale_bytes)) in src.chunks(group).zip(scales.by_ref()).enumerate() {
@@ -166,9 +147,7 @@ fn fp8_blocks(layout: MatrixLayout, src: &[f32], weights: &mut [u8], scales: &mu
     for ((src, out), scales) in strips.zip(scales.chunks_mut(layout.scale_cols() * 4)) {
         for (block, scale_bytes) in scales.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let span = block * 128..cols.min(block * 128 + 128);
-            let most = src
-                .chunks(cols)
-                .fold(0.0f32, |most, row| most.max(absmax(&row[span.clone()])));
+            let most = src.chunks(cols).fold(0.0f32, |most, row| most.max(absmax(&row[span.clone()])));
             let scale = (most / FP8_MAX).max(SMALLEST_SCALE);
             *scale_bytes = scale.to_le_bytes();
             for (row, out) in src.chunks(cols).zip(out.chunks_mut(cols)) {
@@ -204,22 +183,14 @@ mod tests {
     }
 
     fn floats(bytes: &[u8]) -> Vec<f32> {
-        bytes
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|b| f32::from_le_bytes(*b))
-            .collect()
+        bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
     }
 
     #[test]
     fn int8_bytes_are_those_worked_out_by_hand() {
         // absmax 127 → scale 1; 0.5 and 2.5 tie to even, −1.5 → −2.
-        let m = OwnedMatrix::quantize(
-            layout(Format::Int8Row, 1, 5),
-            &[127.0, 0.5, 2.5, -1.5, -127.0],
-        )
-        .unwrap();
+        let m =
+            OwnedMatrix::quantize(layout(Format::Int8Row, 1, 5), &[127.0, 0.5, 2.5, -1.5, -127.0]).unwrap();
         assert_eq!(m.weights(), [127, 0, 2, 0xFE, 0x81]);
         assert_eq!(floats(m.scales()), [1.0]);
     }
@@ -227,11 +198,8 @@ mod tests {
     #[test]
     fn int4_bytes_are_those_worked_out_by_hand() {
         // Row 0: scale 1: 7 → F, −7 → 1, 0.5 → 0 → 8. Row 1: scale 2: 14 → F, −3 → −1.5 → −2 → 6, 1 → 0 → 8.
-        let m = OwnedMatrix::quantize(
-            layout(Format::Int4Row, 2, 3),
-            &[7.0, -7.0, 0.5, 14.0, -3.0, 1.0],
-        )
-        .unwrap();
+        let m =
+            OwnedMatrix::quantize(layout(Format::Int4Row, 2, 3), &[7.0, -7.0, 0.5, 14.0, -3.0, 1.0]).unwrap();
         assert_eq!(m.weights(), [0x1F, 0x88, 0x6F, 0x88]);
         assert_eq!(floats(m.scales()), [1.0, 2.0]);
     }
@@ -249,12 +217,7 @@ mod tests {
 
     #[test]
     fn zeros_get_the_smallest_scale() {
-        for format in [
-            Format::Int8Row,
-            Format::Int4Row,
-            Format::Int4Group(32),
-            Format::Fp8Block,
-        ] {
+        for format in [Format::Int8Row, Format::Int4Row, Format::Int4Group(32), Format::Fp8Block] {
             let m = OwnedMatrix::quantize(layout(format, 3, 5), &[0.0; 15]).unwrap();
             assert!(floats(m.scales()).iter().all(|s| *s == 1e-8));
             let mut back = [1.0; 15];
@@ -271,12 +234,7 @@ mod tests {
         let m = OwnedMatrix::quantize(layout(Format::Fp8Block, 2, 130), &src).unwrap();
         assert_eq!(floats(m.scales()), [1.0, 2.0]);
         assert_eq!(
-            (
-                m.weights()[0],
-                m.weights()[1],
-                m.weights()[128],
-                m.weights()[129]
-            ),
+            (m.weights()[0], m.weights()[1], m.weights()[128], m.weights()[129]),
             (0x7E, 0x38, 0x30, 0xFE)
         );
     }
@@ -287,12 +245,7 @@ mod tests {
         let err = OwnedMatrix::quantize(layout(Format::Int8Row, 2, 2), &src).unwrap_err();
         assert_eq!(
             err,
-            QuantizeError::NotFinite {
-                format: Format::Int8Row,
-                row: 1,
-                col: 0,
-                value: f32::INFINITY
-            }
+            QuantizeError::NotFinite { format: Format::Int8Row, row: 1, col: 0, value: f32::INFINITY }
         );
         assert!(OwnedMatrix::quantize(layout(Format::Bf16, 2, 2), &src).is_ok());
     }

@@ -50,24 +50,15 @@ impl Arena {
     /// Memory is reserved only; pages come into being when a loader writes them.
     pub(crate) fn new(classes: &[(usize, usize)]) -> Result<Arena, StoreError> {
         let total = classes.iter().try_fold(0u64, |sum, &(bytes, count)| {
-            (bytes as u64)
-                .checked_mul(count as u64)
-                .and_then(|b| sum.checked_add(b))
+            (bytes as u64).checked_mul(count as u64).and_then(|b| sum.checked_add(b))
         });
-        let total =
-            total.ok_or_else(|| StoreError::Config("expert slots exceed 2^64 bytes".into()))?;
-        let mut arena = Arena {
-            chunks: Vec::new(),
-            cells: Vec::new(),
-        };
+        let total = total.ok_or_else(|| StoreError::Config("expert slots exceed 2^64 bytes".into()))?;
+        let mut arena = Arena { chunks: Vec::new(), cells: Vec::new() };
         for &(slot_bytes, count) in classes {
             if slot_bytes == 0 || !(slot_bytes as u64).is_multiple_of(PAGE) {
-                return Err(StoreError::Internal(format!(
-                    "a slot of {slot_bytes} bytes is not whole pages"
-                )));
+                return Err(StoreError::Internal(format!("a slot of {slot_bytes} bytes is not whole pages")));
             }
-            let per_chunk =
-                usize::try_from(chunk_slots(slot_bytes as u64, total)).unwrap_or(usize::MAX);
+            let per_chunk = usize::try_from(chunk_slots(slot_bytes as u64, total)).unwrap_or(usize::MAX);
             let mut left = count;
             while left > 0 {
                 let slots = left.min(per_chunk);
@@ -79,30 +70,17 @@ impl Arena {
     }
 
     fn add_chunk(&mut self, slot_bytes: usize, slots: usize) -> Result<(), StoreError> {
-        let too_big = || {
-            StoreError::Config(format!(
-                "{slots} slots of {slot_bytes} bytes do not fit an address space"
-            ))
-        };
+        let too_big =
+            || StoreError::Config(format!("{slots} slots of {slot_bytes} bytes do not fit an address space"));
         let len = slot_bytes.checked_mul(slots).ok_or_else(too_big)?;
         let map = MmapOptions::new()
             .len(len)
             .no_reserve_swap()
             .map_anon()
-            .map_err(|e| StoreError::Map {
-                bytes: len as u64,
-                source: Arc::new(e),
-            })?;
+            .map_err(|e| StoreError::Map { bytes: len as u64, source: Arc::new(e) })?;
         let chunk = u32::try_from(self.chunks.len()).map_err(|_| too_big())?;
-        self.chunks.push(Chunk {
-            map: MmapRaw::from(map),
-            slot_bytes,
-        });
-        let cell = |index| Cell {
-            chunk,
-            offset: index * slot_bytes,
-            state: AtomicU64::new(0),
-        };
+        self.chunks.push(Chunk { map: MmapRaw::from(map), slot_bytes });
+        let cell = |index| Cell { chunk, offset: index * slot_bytes, state: AtomicU64::new(0) };
         self.cells.extend((0..slots).map(cell));
         Ok(())
     }
@@ -116,10 +94,7 @@ impl Arena {
         let cell = &self.cells[slot as usize];
         let chunk = &self.chunks[cell.chunk as usize];
         // `wrapping_add` needs no proof here; offset + slot_bytes <= map length by `add_chunk`.
-        (
-            chunk.map.as_mut_ptr().wrapping_add(cell.offset),
-            chunk.slot_bytes,
-        )
+        (chunk.map.as_mut_ptr().wrapping_add(cell.offset), chunk.slot_bytes)
     }
 
     /// Exclusive access, under a new generation; `None` while anyone reads or writes the slot.
@@ -131,18 +106,9 @@ impl Arena {
         }
         let generation = seen.wrapping_add(GENERATION_ONE) & GENERATION;
         state
-            .compare_exchange(
-                seen,
-                generation | WRITING,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            )
+            .compare_exchange(seen, generation | WRITING, Ordering::Acquire, Ordering::Relaxed)
             .ok()
-            .map(|_| SlotWrite {
-                arena: Arc::clone(self),
-                slot,
-                generation,
-            })
+            .map(|_| SlotWrite { arena: Arc::clone(self), slot, generation })
     }
 
     /// Shared access to what generation `generation` wrote; `None` if it was overwritten since, or is being.
@@ -153,10 +119,7 @@ impl Arena {
         };
         let state = &self.cells[slot as usize].state;
         let pinned = state.fetch_update(Ordering::Acquire, Ordering::Relaxed, add);
-        pinned.ok().map(|_| SlotRead {
-            arena: Arc::clone(self),
-            slot,
-        })
+        pinned.ok().map(|_| SlotRead { arena: Arc::clone(self), slot })
     }
 }
 
@@ -180,11 +143,7 @@ impl SlotWrite {
         let (offset, len) = (cell.offset, chunk.slot_bytes);
         // SAFETY: the range is one slot of a private anonymous mapping, to which `self` has exclusive
         // access; dropping its pages turns it into zeros, which is a valid value of bytes.
-        unsafe {
-            chunk
-                .map
-                .unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len)?
-        };
+        unsafe { chunk.map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len)? };
         Ok(len as u64)
     }
 }
@@ -210,9 +169,7 @@ impl DerefMut for SlotWrite {
 impl Drop for SlotWrite {
     fn drop(&mut self) {
         // Release: readers that pin this generation see the bytes.
-        self.arena.cells[self.slot as usize]
-            .state
-            .fetch_and(!WRITING, Ordering::Release);
+        self.arena.cells[self.slot as usize].state.fetch_and(!WRITING, Ordering::Release);
     }
 }
 
@@ -235,9 +192,7 @@ impl Deref for SlotRead {
 impl Drop for SlotRead {
     fn drop(&mut self) {
         // Release: a later writer's Acquire orders its writes after our reads.
-        self.arena.cells[self.slot as usize]
-            .state
-            .fetch_sub(1, Ordering::Release);
+        self.arena.cells[self.slot as usize].state.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -251,25 +206,16 @@ mod tests {
         let mut write = arena.begin_write(1).unwrap();
         write[..3].copy_from_slice(b"abc");
         let generation = write.generation();
-        assert!(
-            arena.begin_read(1, generation).is_none(),
-            "still being written"
-        );
+        assert!(arena.begin_read(1, generation).is_none(), "still being written");
         assert!(arena.begin_write(1).is_none(), "two writers");
         drop(write);
-        let (one, two) = (
-            arena.begin_read(1, generation).unwrap(),
-            arena.begin_read(1, generation).unwrap(),
-        );
+        let (one, two) = (arena.begin_read(1, generation).unwrap(), arena.begin_read(1, generation).unwrap());
         assert_eq!(&one[..3], b"abc");
         drop(one);
         assert!(arena.begin_write(1).is_none(), "one reader is left");
         drop(two);
         drop(arena.begin_write(1).unwrap());
-        assert!(
-            arena.begin_read(1, generation).is_none(),
-            "a stale generation is refused"
-        );
+        assert!(arena.begin_read(1, generation).is_none(), "a stale generation is refused");
     }
 
     #[test]
@@ -296,10 +242,7 @@ mod tests {
     #[test]
     fn slots_are_page_aligned_and_disjoint() {
         let arena = Arena::new(&[(4096, 9), (8192, 9)]).unwrap();
-        let mut ranges: Vec<_> = (0..18)
-            .map(|s| arena.place(s))
-            .map(|(p, len)| (p as usize, len))
-            .collect();
+        let mut ranges: Vec<_> = (0..18).map(|s| arena.place(s)).map(|(p, len)| (p as usize, len)).collect();
         ranges.sort_unstable();
         assert!(ranges.iter().all(|&(p, _)| p % 4096 == 0));
         assert!(ranges.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0));

@@ -149,27 +149,16 @@ impl Budget {
                 });
             }
             if wanted > machine.total {
-                return Err(BudgetError::AboveMachine {
-                    wanted,
-                    total: machine.total,
-                });
+                return Err(BudgetError::AboveMachine { wanted, total: machine.total });
             }
-            return Ok(Budget {
-                limit: wanted,
-                source: LimitSource::Explicit,
-                terms: Vec::new(),
-            });
+            return Ok(Budget { limit: wanted, source: LimitSource::Explicit, terms: Vec::new() });
         }
         let headroom = machine.headroom();
         let source = match machine.tightest() {
             Some((group, room)) if room == headroom => LimitSource::Cgroup(group.path.clone()),
             _ => LimitSource::Memory,
         };
-        Ok(Budget {
-            limit: headroom - reserve(headroom),
-            source,
-            terms: Vec::new(),
-        })
+        Ok(Budget { limit: headroom - reserve(headroom), source, terms: Vec::new() })
     }
 
     /// Adds a charge; zero is printed too.
@@ -179,9 +168,7 @@ impl Budget {
 
     /// Sum of all charges (saturating).
     pub fn total(&self) -> u64 {
-        self.terms
-            .iter()
-            .fold(0, |sum, t| sum.saturating_add(t.bytes))
+        self.terms.iter().fold(0, |sum, t| sum.saturating_add(t.bytes))
     }
 
     /// Bytes left; `None` when over the limit.
@@ -202,56 +189,27 @@ impl Budget {
         let rest = match self.rest() {
             Some(rest) if slot <= rest => rest,
             _ => {
-                let budget = self.with(
-                    geometry,
-                    Fit {
-                        cap: 0,
-                        in_flight: 1,
-                    },
-                );
+                let budget = self.with(geometry, Fit { cap: 0, in_flight: 1 });
                 return Err(BudgetError::TooSmall { slot, budget });
             }
         };
         let does_not_fit = |setting, value, fit| {
-            Err(BudgetError::DoesNotFit {
-                setting,
-                value,
-                budget: self.with(geometry, fit),
-            })
+            Err(BudgetError::DoesNotFit { setting, value, budget: self.with(geometry, fit) })
         };
-        if let Some(n) = wanted
-            .in_flight
-            .filter(|&n| n == 0 || geometry.in_flight_bytes(n) > rest)
-        {
-            return does_not_fit(
-                "in_flight",
-                n,
-                Fit {
-                    cap: wanted.cap.unwrap_or(0),
-                    in_flight: n,
-                },
-            );
+        if let Some(n) = wanted.in_flight.filter(|&n| n == 0 || geometry.in_flight_bytes(n) > rest) {
+            return does_not_fit("in_flight", n, Fit { cap: wanted.cap.unwrap_or(0), in_flight: n });
         }
         let demanded = geometry.cached_bytes(wanted.cap.unwrap_or(0));
         let least = wanted.in_flight.unwrap_or(1);
         if let Some(cap) = wanted.cap
             && demanded.saturating_add(geometry.in_flight_bytes(least)) > rest
         {
-            return does_not_fit(
-                "cap",
-                cap,
-                Fit {
-                    cap,
-                    in_flight: least,
-                },
-            );
+            return does_not_fit("cap", cap, Fit { cap, in_flight: least });
         }
         let usual = StoreConfig::default_in_flight(wanted.loaders);
         let in_flight = wanted.in_flight.unwrap_or_else(|| {
             let free = rest - demanded;
-            usual
-                .min(usize::try_from(free / slot.max(1)).unwrap_or(usize::MAX))
-                .max(1)
+            usual.min(usize::try_from(free / slot.max(1)).unwrap_or(usize::MAX)).max(1)
         });
         let left = rest - geometry.in_flight_bytes(in_flight);
         let cap = wanted.cap.unwrap_or_else(|| largest_cap(geometry, left));
@@ -329,34 +287,16 @@ mod tests {
 
     /// `(experts, bytes of a slot)` a layer.
     fn geometry(layers: &[(usize, u64)]) -> Geometry {
-        let layers = (0u32..)
-            .zip(layers)
-            .map(|(layer, &(count, len))| LayerExperts {
-                layer,
-                experts: vec![
-                    place(&[Extent {
-                        file: 0,
-                        offset: 0,
-                        len
-                    }]);
-                    count
-                ],
-            });
+        let layers = (0u32..).zip(layers).map(|(layer, &(count, len))| LayerExperts {
+            layer,
+            experts: vec![place(&[Extent { file: 0, offset: 0, len }]); count],
+        });
         Geometry::new(&layers.collect::<Vec<_>>()).unwrap()
     }
 
     fn machine(total: u64, available: u64, groups: &[(u64, u64)]) -> Machine {
-        let group = |&(limit, used)| CgroupLevel {
-            path: format!("/cg/{limit}").into(),
-            limit,
-            used,
-        };
-        Machine {
-            total,
-            available,
-            own_anon: 0,
-            cgroups: groups.iter().map(group).collect(),
-        }
+        let group = |&(limit, used)| CgroupLevel { path: format!("/cg/{limit}").into(), limit, used };
+        Machine { total, available, own_anon: 0, cgroups: groups.iter().map(group).collect() }
     }
 
     fn charged(limit: u64) -> Budget {
@@ -367,24 +307,14 @@ mod tests {
         budget
     }
 
-    const FITTED: Wanted = Wanted {
-        cap: None,
-        in_flight: None,
-        loaders: 2,
-    };
+    const FITTED: Wanted = Wanted { cap: None, in_flight: None, loaders: 2 };
 
     #[test]
     fn the_default_cap_takes_what_the_other_terms_leave() {
         // 3 layers × 8 experts × 2 MiB; 8 in flight = 16 MiB; 6 MiB a cap.
         let g = geometry(&[(8, 2 * MIB); 3]);
         let mut budget = charged(115 * MIB + 16 * MIB + 3 * 6 * MIB + 5 * MIB);
-        assert_eq!(
-            budget.fit_cap(&g, FITTED),
-            Ok(Fit {
-                cap: 3,
-                in_flight: 8
-            })
-        );
+        assert_eq!(budget.fit_cap(&g, FITTED), Ok(Fit { cap: 3, in_flight: 8 }));
         assert_eq!(budget.rest(), Some(5 * MIB));
         let golden = "\
 program                    5.0 MiB
@@ -397,14 +327,7 @@ limit                    154.0 MiB  (demanded)
 left                       5.0 MiB";
         assert_eq!(budget.to_string(), golden);
         let mut vast = charged(1 << 30);
-        assert_eq!(
-            vast.fit_cap(&g, FITTED),
-            Ok(Fit {
-                cap: 8,
-                in_flight: 8
-            }),
-            "no more than there are"
-        );
+        assert_eq!(vast.fit_cap(&g, FITTED), Ok(Fit { cap: 8, in_flight: 8 }), "no more than there are");
     }
 
     #[test]
@@ -412,78 +335,25 @@ left                       5.0 MiB";
         let g = geometry(&[(8, 2 * MIB), (8, 4 * MIB)]);
         let mut budget = charged(120 * MIB);
         let error = budget.fit_cap(&g, FITTED).unwrap_err();
-        assert!(
-            matches!(&error, BudgetError::TooSmall { slot, .. } if *slot == 6 * MIB),
-            "{error}"
-        );
+        assert!(matches!(&error, BudgetError::TooSmall { slot, .. } if *slot == 6 * MIB), "{error}");
         let text = error.to_string();
-        for part in [
-            "too small",
-            "6.0 MiB",
-            "dense",
-            "sum",
-            "121.0 MiB",
-            "limit",
-            "missing",
-            "1.0 MiB",
-        ] {
+        for part in ["too small", "6.0 MiB", "dense", "sum", "121.0 MiB", "limit", "missing", "1.0 MiB"] {
             assert!(text.contains(part), "{part} in {text}");
         }
-        assert!(
-            charged(100 * MIB).fit_cap(&g, FITTED).is_err(),
-            "other terms alone are over the limit"
-        );
+        assert!(charged(100 * MIB).fit_cap(&g, FITTED).is_err(), "other terms alone are over the limit");
         let mut least = charged(121 * MIB);
-        assert_eq!(
-            least.fit_cap(&g, FITTED),
-            Ok(Fit {
-                cap: 0,
-                in_flight: 1
-            })
-        );
+        assert_eq!(least.fit_cap(&g, FITTED), Ok(Fit { cap: 0, in_flight: 1 }));
     }
 
     #[test]
     fn demands_are_met_or_refused_never_clamped() {
         let g = geometry(&[(8, 2 * MIB); 3]);
-        let demand = |cap, in_flight| {
-            charged(150 * MIB).fit_cap(
-                &g,
-                Wanted {
-                    cap,
-                    in_flight,
-                    loaders: 2,
-                },
-            )
-        };
-        assert_eq!(
-            demand(Some(0), None),
-            Ok(Fit {
-                cap: 0,
-                in_flight: 8
-            })
-        );
-        assert_eq!(
-            demand(Some(5), None),
-            Ok(Fit {
-                cap: 5,
-                in_flight: 2
-            }),
-            "the default gives way"
-        );
-        assert_eq!(
-            demand(None, Some(2)),
-            Ok(Fit {
-                cap: 5,
-                in_flight: 2
-            })
-        );
+        let demand = |cap, in_flight| charged(150 * MIB).fit_cap(&g, Wanted { cap, in_flight, loaders: 2 });
+        assert_eq!(demand(Some(0), None), Ok(Fit { cap: 0, in_flight: 8 }));
+        assert_eq!(demand(Some(5), None), Ok(Fit { cap: 5, in_flight: 2 }), "the default gives way");
+        assert_eq!(demand(None, Some(2)), Ok(Fit { cap: 5, in_flight: 2 }));
         let refused = |fit: Result<Fit, BudgetError>| match fit {
-            Err(BudgetError::DoesNotFit {
-                setting,
-                value,
-                budget,
-            }) => (setting, value, budget.rest()),
+            Err(BudgetError::DoesNotFit { setting, value, budget }) => (setting, value, budget.rest()),
             other => panic!("{other:?}"),
         };
         assert_eq!(refused(demand(Some(6), None)), ("cap", 6, None));
@@ -498,25 +368,16 @@ left                       5.0 MiB";
         assert!(over.to_string().contains("/cg/524288000"), "{over}");
         assert_eq!(Budget::new(&m, Some(500 * MIB)).unwrap().limit, 500 * MIB);
         let m = machine(1000 * MIB, 900 * MIB, &[]);
-        assert!(matches!(
-            Budget::new(&m, Some(1001 * MIB)),
-            Err(BudgetError::AboveMachine { .. })
-        ));
+        assert!(matches!(Budget::new(&m, Some(1001 * MIB)), Err(BudgetError::AboveMachine { .. })));
     }
 
     #[test]
     fn the_default_limit_names_what_binds() {
         let m = machine(16_000 * MIB, 9_000 * MIB, &[(4_000 * MIB, 3_000 * MIB)]);
         let budget = Budget::new(&m, None).unwrap();
-        assert_eq!(
-            (budget.limit, budget.source),
-            (900 * MIB, LimitSource::Cgroup("/cg/4194304000".into()))
-        );
+        assert_eq!((budget.limit, budget.source), (900 * MIB, LimitSource::Cgroup("/cg/4194304000".into())));
         let budget = Budget::new(&machine(16_000 * MIB, 9_000 * MIB, &[]), None).unwrap();
-        assert_eq!(
-            (budget.limit, budget.source),
-            (9_000 * MIB - 512 * MIB, LimitSource::Memory)
-        );
+        assert_eq!((budget.limit, budget.source), (9_000 * MIB - 512 * MIB, LimitSource::Memory));
     }
 
     proptest! {

@@ -152,9 +152,7 @@ pub enum StoreError {
         dump: String,
     },
     /// Memory for slots could not be mapped.
-    #[error(
-        "cannot map {bytes} bytes for expert slots: {source}. Lower the cap or the in-flight setting"
-    )]
+    #[error("cannot map {bytes} bytes for expert slots: {source}. Lower the cap or the in-flight setting")]
     Map {
         /// Bytes asked for.
         bytes: u64,
@@ -175,6 +173,5 @@ pub enum StoreError {
 }
 
 fn code_text(e: &io::Error) -> String {
-    e.raw_os_error()
-        .map_or_else(|| "none".into(), |c| c.to_string())
+    e.raw_os_error().map_or_else(|| "none".into(), |c| c.to_string())
 }

@@ -54,18 +54,10 @@ impl ExpertStore {
         let index = shared.layer_index(layer)?;
         let count = shared.layers[index as usize].experts.len();
         if let Some(pair) = experts.windows(2).find(|w| w[0] >= w[1]) {
-            return Err(StoreError::Order {
-                layer,
-                before: pair[0],
-                expert: pair[1],
-            });
+            return Err(StoreError::Order { layer, before: pair[0], expert: pair[1] });
         }
         if let Some(&expert) = experts.last().filter(|&&e| e as usize >= count) {
-            return Err(StoreError::NoSuchExpert {
-                layer,
-                expert,
-                count,
-            });
+            return Err(StoreError::NoSuchExpert { layer, expert, count });
         }
         let mut fetch = Fetch {
             shared,
@@ -77,20 +69,9 @@ impl ExpertStore {
         };
         let mut state = shared.lock();
         for (position, &expert) in experts.iter().enumerate() {
-            match state.table.look_up(ExpertId {
-                layer: index,
-                expert,
-            }) {
-                Found::Ready(slot) => fetch.hits.push(Held {
-                    position,
-                    expert,
-                    slot,
-                }),
-                Found::Coming(slot) => fetch.coming.push(Held {
-                    position,
-                    expert,
-                    slot,
-                }),
+            match state.table.look_up(ExpertId { layer: index, expert }) {
+                Found::Ready(slot) => fetch.hits.push(Held { position, expert, slot }),
+                Found::Coming(slot) => fetch.coming.push(Held { position, expert, slot }),
                 Found::Missing => fetch.unissued.push_back((position, expert)),
             }
         }
@@ -98,13 +79,7 @@ impl ExpertStore {
         fetch.issue(&mut state);
         drop(state);
         let lookups = experts.len() as u32;
-        shared.emit(&StoreEvent::Lookup {
-            layer,
-            lookups,
-            cached,
-            misses: lookups - cached,
-            joined,
-        });
+        shared.emit(&StoreEvent::Lookup { layer, lookups, cached, misses: lookups - cached, joined });
         Ok(fetch)
     }
 }
@@ -150,23 +125,11 @@ impl Fetch<'_> {
         drop(state);
         let mut leases = Vec::with_capacity(held.len());
         let mut lost = None;
-        for (
-            Held {
-                position,
-                expert,
-                slot,
-            },
-            outcome,
-        ) in held.into_iter().zip(outcomes)
-        {
+        for (Held { position, expert, slot }, outcome) in held.into_iter().zip(outcomes) {
             let pinned = match outcome {
-                Outcome::Ready {
-                    generation, kept, ..
-                } => self
-                    .shared
-                    .arena
-                    .begin_read(slot, generation)
-                    .map(|bytes| (bytes, kept)),
+                Outcome::Ready { generation, kept, .. } => {
+                    self.shared.arena.begin_read(slot, generation).map(|bytes| (bytes, kept))
+                }
                 _ => None,
             };
             let Some((bytes, kept)) = pinned else {
@@ -176,19 +139,11 @@ impl Fetch<'_> {
                 continue;
             };
             let in_flight = (!kept).then(|| Arc::clone(&self.leased));
-            let id = ExpertId {
-                layer: self.layer,
-                expert,
-            };
-            leases.push((
-                position,
-                Lease::new(Arc::clone(self.shared), slot, id, bytes, in_flight),
-            ));
+            let id = ExpertId { layer: self.layer, expert };
+            leases.push((position, Lease::new(Arc::clone(self.shared), slot, id, bytes, in_flight)));
         }
         match lost {
-            Some(slot) => Err(StoreError::Internal(format!(
-                "slot {slot} was overwritten while it was held"
-            ))),
+            Some(slot) => Err(StoreError::Internal(format!("slot {slot} was overwritten while it was held"))),
             None => Ok(leases),
         }
     }
@@ -201,10 +156,7 @@ impl Fetch<'_> {
     fn issue(&mut self, state: &mut State) {
         let now = Instant::now();
         while let Some(&(position, expert)) = self.unissued.front() {
-            let id = ExpertId {
-                layer: self.layer,
-                expert,
-            };
+            let id = ExpertId { layer: self.layer, expert };
             // Another fetch may have begun to load it meanwhile.
             let slot = match state.table.look_up(id) {
                 Found::Ready(slot) | Found::Coming(slot) => slot,
@@ -217,11 +169,7 @@ impl Fetch<'_> {
                 },
             };
             self.unissued.pop_front();
-            self.coming.push(Held {
-                position,
-                expert,
-                slot,
-            });
+            self.coming.push(Held { position, expert, slot });
         }
     }
 
@@ -256,9 +204,7 @@ impl Fetch<'_> {
         let mut at = 0;
         while at < self.coming.len() {
             match state.table.outcome(self.coming[at].slot) {
-                Outcome::Ready { arrival, .. } => {
-                    landed.push((self.coming.swap_remove(at), arrival))
-                }
+                Outcome::Ready { arrival, .. } => landed.push((self.coming.swap_remove(at), arrival)),
                 Outcome::Failed(e) => {
                     failed = Some((at, e));
                     at += 1;
@@ -268,9 +214,7 @@ impl Fetch<'_> {
         }
         if !landed.is_empty() {
             landed.sort_unstable_by_key(|&(_, arrival)| arrival);
-            return Some(Gathered::Landed(
-                landed.into_iter().map(|(held, _)| held).collect(),
-            ));
+            return Some(Gathered::Landed(landed.into_iter().map(|(held, _)| held).collect()));
         }
         let (at, error) = failed?;
         Some(Gathered::Broken(self.coming.swap_remove(at), error))
@@ -280,27 +224,14 @@ impl Fetch<'_> {
         let layer = self.number();
         if self.coming.is_empty() && !state.table.loading(self.layer) {
             let (waiting, in_flight) = (self.unissued.len(), state.table.in_flight_limit());
-            return StoreError::LeasesExhausted {
-                layer,
-                waiting,
-                in_flight,
-            };
+            return StoreError::LeasesExhausted { layer, waiting, in_flight };
         }
-        StoreError::Stalled {
-            layer,
-            waited,
-            dump: state.table.dump(Instant::now()),
-        }
+        StoreError::Stalled { layer, waited, dump: state.table.dump(Instant::now()) }
     }
 }
 
 impl Drop for Fetch<'_> {
     fn drop(&mut self) {
-        self.shared.release(
-            self.hits
-                .drain(..)
-                .chain(self.coming.drain(..))
-                .map(|held| held.slot),
-        );
+        self.shared.release(self.hits.drain(..).chain(self.coming.drain(..)).map(|held| held.slot));
     }
 }

@@ -46,24 +46,14 @@ impl Geometry {
         let mut numbers = std::collections::HashSet::new();
         for layer in layers {
             if !numbers.insert(layer.layer) {
-                return Err(StoreError::Config(format!(
-                    "layer {} is given twice",
-                    layer.layer
-                )));
+                return Err(StoreError::Config(format!("layer {} is given twice", layer.layer)));
             }
             if layer.experts.len() >= u32::MAX as usize {
-                return Err(StoreError::Config(format!(
-                    "layer {} has too many experts",
-                    layer.layer
-                )));
+                return Err(StoreError::Config(format!("layer {} has too many experts", layer.layer)));
             }
             let mut most = 0;
             for (expert, place) in (0u32..).zip(&layer.experts) {
-                let place_error = |reason| StoreError::Place {
-                    layer: layer.layer,
-                    expert,
-                    reason,
-                };
+                let place_error = |reason| StoreError::Place { layer: layer.layer, expert, reason };
                 most = most.max(slot_bytes(place).map_err(place_error)?);
             }
             needs.push(most);
@@ -76,10 +66,7 @@ impl Geometry {
             class: class_of(need),
         };
         let sizes = layers.iter().zip(&needs).map(size).collect();
-        Ok(Geometry {
-            layers: sizes,
-            classes,
-        })
+        Ok(Geometry { layers: sizes, classes })
     }
 
     /// Slots of each class that `cap` kept slots a layer need.
@@ -96,17 +83,12 @@ impl Geometry {
     /// Bytes that `cap` kept slots a layer take (saturating).
     pub fn cached_bytes(&self, cap: usize) -> u64 {
         let per_class = self.kept_slots(cap).into_iter().zip(&self.classes);
-        per_class.fold(0, |sum, (n, &bytes)| {
-            sum.saturating_add((n as u64).saturating_mul(bytes))
-        })
+        per_class.fold(0, |sum, (n, &bytes)| sum.saturating_add((n as u64).saturating_mul(bytes)))
     }
 
     /// Bytes that `in_flight` slots of each class take (saturating).
     pub fn in_flight_bytes(&self, in_flight: usize) -> u64 {
-        let one = self
-            .classes
-            .iter()
-            .fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
+        let one = self.classes.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
         one.saturating_mul(in_flight as u64)
     }
 
@@ -121,10 +103,7 @@ fn classes_of(needs: &[u64]) -> Vec<u64> {
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let mut classes: Vec<u64> = Vec::new();
     for size in sizes {
-        if classes
-            .last()
-            .is_none_or(|&last| last - size > last / CLASS_SLACK)
-        {
+        if classes.last().is_none_or(|&last| last - size > last / CLASS_SLACK) {
             classes.push(size);
         }
     }
@@ -140,27 +119,12 @@ fn slot_bytes(place: &ExpertPlace) -> Result<u64, String> {
         }
         // A displaced run may touch one page more than its length says. Charging that page to every
         // displaced run gives all experts of a shape one slot size.
-        let displaced = if run.offset.is_multiple_of(PAGE) {
-            0
-        } else {
-            PAGE
-        };
-        let room = run
-            .len
-            .checked_next_multiple_of(PAGE)
-            .and_then(|n| n.checked_add(displaced));
-        run.offset
-            .checked_add(run.len)
-            .and_then(|end| end.checked_next_multiple_of(PAGE))
-            .ok_or_else(|| {
-                format!(
-                    "run {i} of {} bytes at offset {} ends beyond 2^64",
-                    run.len, run.offset
-                )
-            })?;
-        sum = room
-            .and_then(|room| sum.checked_add(room))
-            .ok_or("its runs exceed 2^64 bytes")?;
+        let displaced = if run.offset.is_multiple_of(PAGE) { 0 } else { PAGE };
+        let room = run.len.checked_next_multiple_of(PAGE).and_then(|n| n.checked_add(displaced));
+        run.offset.checked_add(run.len).and_then(|end| end.checked_next_multiple_of(PAGE)).ok_or_else(
+            || format!("run {i} of {} bytes at offset {} ends beyond 2^64", run.len, run.offset),
+        )?;
+        sum = room.and_then(|room| sum.checked_add(room)).ok_or("its runs exceed 2^64 bytes")?;
     }
     if place.runs.is_empty() {
         return Err("it has no runs".into());
@@ -170,10 +134,7 @@ fn slot_bytes(place: &ExpertPlace) -> Result<u64, String> {
     }
     for part in &place.parts {
         let scales = part.scales.map(|at| (at, part.layout.scale_bytes()));
-        for (at, bytes) in [Some((part.weights, part.layout.weight_bytes())), scales]
-            .into_iter()
-            .flatten()
-        {
+        for (at, bytes) in [Some((part.weights, part.layout.weight_bytes())), scales].into_iter().flatten() {
             let end = at.offset.checked_add(bytes as u64);
             let run = place.runs.get(at.run as usize);
             if run.is_none_or(|run| end.is_none_or(|end| end > run.len)) {
@@ -214,12 +175,7 @@ pub(crate) fn segments(place: &ExpertPlace) -> impl Iterator<Item = Segment> + '
     place.runs.iter().scan(0usize, |start, &run| {
         let displacement = run.offset % PAGE;
         let span = (displacement + run.len).next_multiple_of(PAGE) as usize;
-        let segment = Segment {
-            run,
-            start: *start,
-            displacement: displacement as usize,
-            span,
-        };
+        let segment = Segment { run, start: *start, displacement: displacement as usize, span };
         *start += span;
         Some(segment)
     })
@@ -232,52 +188,26 @@ mod tests {
     use proptest::prelude::*;
 
     fn run(offset: u64, len: u64) -> Extent {
-        Extent {
-            file: 0,
-            offset,
-            len,
-        }
+        Extent { file: 0, offset, len }
     }
 
     #[test]
     fn layers_of_nearly_one_size_share_a_class() {
-        let layer = |layer, len| LayerExperts {
-            layer,
-            experts: vec![place(&[run(4096, len)]); 4],
-        };
-        let g = Geometry::new(&[
-            layer(0, 1 << 20),
-            layer(1, (1 << 20) - 4096),
-            layer(2, 2 << 20),
-        ])
-        .unwrap();
+        let layer = |layer, len| LayerExperts { layer, experts: vec![place(&[run(4096, len)]); 4] };
+        let g = Geometry::new(&[layer(0, 1 << 20), layer(1, (1 << 20) - 4096), layer(2, 2 << 20)]).unwrap();
         assert_eq!(g.classes, [2 << 20, 1 << 20]);
-        assert_eq!(
-            g.layers.iter().map(|l| l.class).collect::<Vec<_>>(),
-            [1, 1, 0]
-        );
+        assert_eq!(g.layers.iter().map(|l| l.class).collect::<Vec<_>>(), [1, 1, 0]);
         assert_eq!(g.cached_bytes(3), 3 * (4 << 20));
-        assert_eq!(
-            g.cached_bytes(9),
-            g.cached_bytes(4),
-            "a layer keeps no more than it has"
-        );
+        assert_eq!(g.cached_bytes(9), g.cached_bytes(4), "a layer keeps no more than it has");
         assert_eq!(g.in_flight_bytes(2), 6 << 20);
     }
 
     #[test]
     fn impossible_places_are_refused() {
         let refused = |runs: &[Extent]| {
-            let layer = LayerExperts {
-                layer: 5,
-                experts: vec![place(&[run(0, 64)]), place(runs)],
-            };
+            let layer = LayerExperts { layer: 5, experts: vec![place(&[run(0, 64)]), place(runs)] };
             match Geometry::new(&[layer]) {
-                Err(StoreError::Place {
-                    layer: 5,
-                    expert: 1,
-                    reason,
-                }) => reason,
+                Err(StoreError::Place { layer: 5, expert: 1, reason }) => reason,
                 other => panic!("{other:?}"),
             }
         };
@@ -287,14 +217,8 @@ mod tests {
         assert!(refused(&[run(0, u64::MAX - 4096)]).contains("address space"));
         let mut bad = place(&[run(0, 64)]);
         bad.parts[1].weights.run = 1;
-        let bad = LayerExperts {
-            layer: 0,
-            experts: vec![bad],
-        };
-        assert!(matches!(
-            Geometry::new(&[bad]),
-            Err(StoreError::Place { .. })
-        ));
+        let bad = LayerExperts { layer: 0, experts: vec![bad] };
+        assert!(matches!(Geometry::new(&[bad]), Err(StoreError::Place { .. })));
     }
 
     proptest! {

@@ -71,64 +71,33 @@ impl FileReader {
         available: Option<u64>,
     ) -> Result<(FileReader, IoMode), StoreError> {
         let buffered = |reason: &str| {
-            let files = files
-                .iter()
-                .map(|p| open_file(p, false))
-                .collect::<Result<_, _>>()?;
-            Ok((
-                FileReader {
-                    files,
-                    direct: false,
-                },
-                IoMode {
-                    direct: false,
-                    reason: reason.into(),
-                },
-            ))
+            let files = files.iter().map(|p| open_file(p, false)).collect::<Result<_, _>>()?;
+            Ok((FileReader { files, direct: false }, IoMode { direct: false, reason: reason.into() }))
         };
         if direct == Direct::Off {
             return buffered("direct reads are switched off");
         }
         if direct == Direct::Auto && available.is_some_and(|a| expert_bytes <= a / 2) {
-            return buffered(
-                "all experts fit in half of the available memory, so the page cache holds them",
-            );
+            return buffered("all experts fit in half of the available memory, so the page cache holds them");
         }
         match (Self::open_direct(files), direct) {
-            (Ok(reader), Direct::On) => Ok((
-                reader,
-                IoMode {
-                    direct: true,
-                    reason: "direct reads are demanded".into(),
-                },
-            )),
+            (Ok(reader), Direct::On) => {
+                Ok((reader, IoMode { direct: true, reason: "direct reads are demanded".into() }))
+            }
             (Ok(reader), _) => {
                 let reason = "they work here and the experts exceed half of the available memory";
-                Ok((
-                    reader,
-                    IoMode {
-                        direct: true,
-                        reason: reason.into(),
-                    },
-                ))
+                Ok((reader, IoMode { direct: true, reason: reason.into() }))
             }
-            (Err(StoreError::Direct { file, source }), Direct::Auto) => buffered(&format!(
-                "direct reads of {} do not work: {source}",
-                file.display()
-            )),
+            (Err(StoreError::Direct { file, source }), Direct::Auto) => {
+                buffered(&format!("direct reads of {} do not work: {source}", file.display()))
+            }
             (Err(e), _) => Err(e),
         }
     }
 
     fn open_direct(files: &[PathBuf]) -> Result<FileReader, StoreError> {
-        let opened = files
-            .iter()
-            .map(|p| open_file(p, true))
-            .collect::<Result<_, _>>()?;
-        let reader = FileReader {
-            files: opened,
-            direct: true,
-        };
+        let opened = files.iter().map(|p| open_file(p, true)).collect::<Result<_, _>>()?;
+        let reader = FileReader { files: opened, direct: true };
         reader.probe()?;
         Ok(reader)
     }
@@ -137,29 +106,16 @@ impl FileReader {
     fn probe(&self) -> Result<(), StoreError> {
         const FILES: usize = 8;
         let block = Arc::new(Arena::new(&[(PAGE as usize, 1)])?);
-        let mut block = block
-            .begin_write(0)
-            .ok_or_else(|| StoreError::Internal("probe block is in use".into()))?;
+        let mut block =
+            block.begin_write(0).ok_or_else(|| StoreError::Internal("probe block is in use".into()))?;
         for (number, (path, _, len)) in (0u32..).zip(self.files.iter().take(FILES)) {
-            let extent = Extent {
-                file: number,
-                offset: 0,
-                len: PAGE.min(*len),
-            };
+            let extent = Extent { file: number, offset: 0, len: PAGE.min(*len) };
             let mut traffic = Traffic::default();
-            read_run(self, extent, &mut block, &mut traffic).map_err(|fault| {
-                match fault.source {
-                    Some(source) => StoreError::Direct {
-                        file: path.clone(),
-                        source: Arc::new(source),
-                    },
-                    None => {
-                        let source = Arc::new(io::Error::from(io::ErrorKind::UnexpectedEof));
-                        StoreError::Direct {
-                            file: path.clone(),
-                            source,
-                        }
-                    }
+            read_run(self, extent, &mut block, &mut traffic).map_err(|fault| match fault.source {
+                Some(source) => StoreError::Direct { file: path.clone(), source: Arc::new(source) },
+                None => {
+                    let source = Arc::new(io::Error::from(io::ErrorKind::UnexpectedEof));
+                    StoreError::Direct { file: path.clone(), source }
                 }
             })?;
         }
@@ -172,9 +128,7 @@ fn open_file(path: &Path, direct: bool) -> Result<(PathBuf, File, u64), StoreErr
         let (file, source) = (path.to_path_buf(), Arc::new(e));
         // Missing files and missing rights are no question of direct reads.
         match source.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
-                StoreError::Open { file, source }
-            }
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => StoreError::Open { file, source },
             _ if direct => StoreError::Direct { file, source },
             _ => StoreError::Open { file, source },
         }
@@ -273,10 +227,7 @@ pub(crate) fn read_run(
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => {
-                return Err(RunFault {
-                    got,
-                    source: Some(e),
-                });
+                return Err(RunFault { got, source: Some(e) });
             }
         }
     }
@@ -291,11 +242,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     fn run(offset: u64, len: u64) -> Extent {
-        Extent {
-            file: 0,
-            offset,
-            len,
-        }
+        Extent { file: 0, offset, len }
     }
 
     fn read(reader: &dyn ExpertReader, run: Extent) -> Result<(Vec<u8>, Traffic), RunFault> {
@@ -303,10 +250,7 @@ mod tests {
         let mut pages = vec![0; (displacement + run.len as usize).next_multiple_of(PAGE as usize)];
         let mut traffic = Traffic::default();
         read_run(reader, run, &mut pages, &mut traffic)?;
-        Ok((
-            pages[displacement..displacement + run.len as usize].to_vec(),
-            traffic,
-        ))
+        Ok((pages[displacement..displacement + run.len as usize].to_vec(), traffic))
     }
 
     proptest! {
@@ -357,23 +301,13 @@ mod tests {
     fn a_system_without_direct_reads_falls_back_with_a_reason() {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("absent");
-        let open =
-            |direct| FileReader::open(std::slice::from_ref(&missing), direct, 1 << 40, Some(1));
-        assert!(
-            matches!(open(Direct::Auto), Err(StoreError::Open { .. })),
-            "a missing file is no fallback"
-        );
+        let open = |direct| FileReader::open(std::slice::from_ref(&missing), direct, 1 << 40, Some(1));
+        assert!(matches!(open(Direct::Auto), Err(StoreError::Open { .. })), "a missing file is no fallback");
         let odd = [PathBuf::from("/proc/self/status")];
         if cfg!(target_os = "linux") {
             let (_, mode) = FileReader::open(&odd, Direct::Auto, 1 << 40, Some(1)).unwrap();
-            assert!(
-                !mode.direct && mode.reason.contains("do not work"),
-                "{mode:?}"
-            );
-            assert!(matches!(
-                FileReader::open(&odd, Direct::On, 0, None),
-                Err(StoreError::Direct { .. })
-            ));
+            assert!(!mode.direct && mode.reason.contains("do not work"), "{mode:?}");
+            assert!(matches!(FileReader::open(&odd, Direct::On, 0, None), Err(StoreError::Direct { .. })));
         }
     }
 
@@ -383,21 +317,12 @@ mod tests {
         let file = dir.path().join("experts");
         std::fs::write(&file, [1; 8192]).unwrap();
         let open = |expert_bytes| {
-            FileReader::open(
-                std::slice::from_ref(&file),
-                Direct::Auto,
-                expert_bytes,
-                Some(1 << 30),
-            )
-            .unwrap()
+            FileReader::open(std::slice::from_ref(&file), Direct::Auto, expert_bytes, Some(1 << 30)).unwrap()
         };
         let (reader, mode) = open(1 << 29);
         assert!(!mode.direct && reader.alignment() == 1 && reader.len(0) == 8192);
         let (reader, mode) = open((1 << 29) + 1);
         assert_eq!(reader.alignment() == PAGE, mode.direct);
-        assert!(
-            mode.direct || mode.reason.contains("do not work"),
-            "{mode:?}"
-        );
+        assert!(mode.direct || mode.reason.contains("do not work"), "{mode:?}");
     }
 }

@@ -32,13 +32,7 @@ impl Lease {
         if let Some(count) = &in_flight {
             count.fetch_add(1, Ordering::Relaxed);
         }
-        Lease {
-            shared,
-            slot,
-            id,
-            bytes: Some(bytes),
-            in_flight,
-        }
+        Lease { shared, slot, id, bytes: Some(bytes), in_flight }
     }
 
     /// Expert number in its layer.
@@ -75,9 +69,6 @@ impl Drop for Lease {
 
 impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lease")
-            .field("id", &self.id)
-            .field("slot", &self.slot)
-            .finish_non_exhaustive()
+        f.debug_struct("Lease").field("id", &self.id).field("slot", &self.slot).finish_non_exhaustive()
     }
 }

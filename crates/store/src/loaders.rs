@@ -22,10 +22,7 @@ pub(crate) struct Loaders {
 
 impl Loaders {
     pub(crate) fn start(shared: &Arc<Shared>, count: usize) -> Result<Loaders, StoreError> {
-        let mut loaders = Loaders {
-            shared: Arc::clone(shared),
-            threads: Vec::with_capacity(count),
-        };
+        let mut loaders = Loaders { shared: Arc::clone(shared), threads: Vec::with_capacity(count) };
         for number in 0..count {
             let shared = Arc::clone(shared);
             let thread = std::thread::Builder::new()
@@ -35,10 +32,7 @@ impl Loaders {
                         run(&shared, job);
                     }
                 })
-                .map_err(|e| StoreError::Spawn {
-                    number,
-                    source: Arc::new(e),
-                })?;
+                .map_err(|e| StoreError::Spawn { number, source: Arc::new(e) })?;
             loaders.threads.push(thread);
         }
         Ok(loaders)
@@ -65,16 +59,9 @@ fn run(shared: &Arc<Shared>, job: Job) {
 /// Fills the job's slot; the generation of its bytes.
 fn load(shared: &Arc<Shared>, job: Job) -> Result<u64, StoreError> {
     let (layer, expert) = (shared.layers[job.id.layer as usize].layer, job.id.expert);
-    shared.emit(&StoreEvent::ReadStarted {
-        layer,
-        expert,
-        queued: job.queued.elapsed(),
-    });
+    shared.emit(&StoreEvent::ReadStarted { layer, expert, queued: job.queued.elapsed() });
     let mut slot = shared.arena.begin_write(job.slot).ok_or_else(|| {
-        StoreError::Internal(format!(
-            "slot {} was free in the table and leased in the arena",
-            job.slot
-        ))
+        StoreError::Internal(format!("slot {} was free in the table and leased in the arena", job.slot))
     })?;
     let mut traffic = Traffic::default();
     let read = segments(shared.place(job.id)).try_for_each(|s| {
@@ -82,42 +69,17 @@ fn load(shared: &Arc<Shared>, job: Job) -> Result<u64, StoreError> {
         read_run(&*shared.reader, s.run, pages, &mut traffic).map_err(|fault| {
             let (file, offset, wanted) = (shared.reader.path(s.run.file), s.run.offset, s.run.len);
             match fault {
-                RunFault {
-                    got,
-                    source: Some(source),
-                } => StoreError::Read {
-                    layer,
-                    expert,
-                    file,
-                    offset,
-                    wanted,
-                    got,
-                    source: Arc::new(source),
-                },
-                RunFault { got, source: None } => StoreError::EndOfFile {
-                    layer,
-                    expert,
-                    file,
-                    offset,
-                    wanted,
-                    got,
-                },
+                RunFault { got, source: Some(source) } => {
+                    StoreError::Read { layer, expert, file, offset, wanted, got, source: Arc::new(source) }
+                }
+                RunFault { got, source: None } => {
+                    StoreError::EndOfFile { layer, expert, file, offset, wanted, got }
+                }
             }
         })
     });
-    let Traffic {
-        bytes,
-        calls,
-        service,
-    } = traffic;
-    shared.emit(&StoreEvent::ReadFinished {
-        layer,
-        expert,
-        bytes,
-        calls,
-        service,
-        ok: read.is_ok(),
-    });
+    let Traffic { bytes, calls, service } = traffic;
+    shared.emit(&StoreEvent::ReadFinished { layer, expert, bytes, calls, service, ok: read.is_ok() });
     read?;
     verify(shared, job.id, &slot)?;
     Ok(slot.generation())
@@ -137,16 +99,8 @@ fn verify(shared: &Shared, id: ExpertId, slot: &[u8]) -> Result<(), StoreError> 
     let (layer, expert) = (shared.layers[id.layer as usize].layer, id.expert);
     if got != wanted {
         let first = place.runs.first().copied();
-        let (file, offset) =
-            first.map_or_else(Default::default, |r| (shared.reader.path(r.file), r.offset));
-        return Err(StoreError::Checksum {
-            layer,
-            expert,
-            file,
-            offset,
-            wanted,
-            got,
-        });
+        let (file, offset) = first.map_or_else(Default::default, |r| (shared.reader.path(r.file), r.offset));
+        return Err(StoreError::Checksum { layer, expert, file, offset, wanted, got });
     }
     shared.checked(id);
     shared.emit(&StoreEvent::Verified { layer, expert });

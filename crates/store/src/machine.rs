@@ -39,18 +39,12 @@ impl Machine {
         let meminfo = std::fs::read_to_string("/proc/meminfo")?;
         let missing = |what: &str| io::Error::other(format!("/proc/meminfo has no {what}"));
         let total = kib_field(&meminfo, "MemTotal").ok_or_else(|| missing("MemTotal"))?;
-        let available =
-            kib_field(&meminfo, "MemAvailable").ok_or_else(|| missing("MemAvailable"))?;
+        let available = kib_field(&meminfo, "MemAvailable").ok_or_else(|| missing("MemAvailable"))?;
         // Systems without control groups have neither file.
         let own = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
         let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
         let cgroups = cgroup_levels(&own, &mounts, &read);
-        Ok(Machine {
-            total,
-            available,
-            own_anon: Machine::own_anon_now()?,
-            cgroups,
-        })
+        Ok(Machine { total, available, own_anon: Machine::own_anon_now()?, cgroups })
     }
 
     /// This process's anonymous memory now, for [`crate::ExpertStore::enforce`].
@@ -59,21 +53,13 @@ impl Machine {
     /// When `/proc/self/status` cannot be read or has no `RssAnon`.
     pub fn own_anon_now() -> io::Result<u64> {
         let status = std::fs::read_to_string("/proc/self/status")?;
-        kib_field(&status, "RssAnon")
-            .ok_or_else(|| io::Error::other("/proc/self/status has no RssAnon"))
+        kib_field(&status, "RssAnon").ok_or_else(|| io::Error::other("/proc/self/status has no RssAnon"))
     }
 
     /// The group that lets this process have least, and how much in all: its limit less what others use.
     pub fn tightest(&self) -> Option<(&CgroupLevel, u64)> {
-        let room = |level: &CgroupLevel| {
-            level
-                .limit
-                .saturating_sub(level.used.saturating_sub(self.own_anon))
-        };
-        self.cgroups
-            .iter()
-            .map(|level| (level, room(level)))
-            .min_by_key(|&(_, room)| room)
+        let room = |level: &CgroupLevel| level.limit.saturating_sub(level.used.saturating_sub(self.own_anon));
+        self.cgroups.iter().map(|level| (level, room(level))).min_by_key(|&(_, room)| room)
     }
 
     /// The smallest limit of any group, which no explicit limit may exceed.
@@ -90,16 +76,8 @@ impl Machine {
 
 /// The value of `name:` in bytes, from a line such as `RssAnon:     1234 kB`.
 fn kib_field(text: &str, name: &str) -> Option<u64> {
-    let value = text
-        .lines()
-        .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-    value
-        .trim()
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(1024)
+    let value = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// The value of `name` in a `memory.stat`.
@@ -144,53 +122,27 @@ fn hierarchy(line: &str, cgroup: &str) -> Option<Hierarchy> {
         _ => return None,
     };
     let mut fields = mount.split_whitespace().skip(3);
-    let (root, point) = (
-        unescape(fields.next()?),
-        PathBuf::from(unescape(fields.next()?)),
-    );
+    let (root, point) = (unescape(fields.next()?), PathBuf::from(unescape(fields.next()?)));
     // In a container the mount often shows a part of the hierarchy. A path outside that part, or one
     // relative to another namespace (`/../x`), is out of sight: the mount's top is the nearest ancestor.
     let path = Path::new(own_path(cgroup, version)?);
-    let inside = path
-        .strip_prefix(&root)
-        .ok()
-        .filter(|p| p.components().all(|c| c.as_os_str() != ".."));
+    let inside = path.strip_prefix(&root).ok().filter(|p| p.components().all(|c| c.as_os_str() != ".."));
     let own = inside.map_or_else(|| point.clone(), |p| point.join(p));
-    Some(Hierarchy {
-        version,
-        mount: point,
-        own,
-    })
+    Some(Hierarchy { version, mount: point, own })
 }
 
 /// Mountinfo writes blanks and backslashes as three octal digits.
 fn unescape(text: &str) -> String {
-    [
-        ("\\040", " "),
-        ("\\011", "\t"),
-        ("\\012", "\n"),
-        ("\\134", "\\"),
-    ]
-    .iter()
-    .fold(text.to_string(), |text, (code, plain)| {
-        text.replace(code, plain)
-    })
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(text.to_string(), |text, (code, plain)| text.replace(code, plain))
 }
 
 /// All groups with a limit from our own up to the mount, of every hierarchy that accounts memory.
-fn cgroup_levels(
-    cgroup: &str,
-    mountinfo: &str,
-    read: &dyn Fn(&Path) -> Option<String>,
-) -> Vec<CgroupLevel> {
+fn cgroup_levels(cgroup: &str, mountinfo: &str, read: &dyn Fn(&Path) -> Option<String>) -> Vec<CgroupLevel> {
     let hierarchies = mountinfo.lines().filter_map(|line| hierarchy(line, cgroup));
     let mut levels = Vec::new();
-    for Hierarchy {
-        version,
-        mount,
-        own,
-    } in hierarchies
-    {
+    for Hierarchy { version, mount, own } in hierarchies {
         let within = own.ancestors().take_while(|dir| dir.starts_with(&mount));
         levels.extend(within.filter_map(|dir| level(version, dir, read)));
     }
@@ -200,27 +152,16 @@ fn cgroup_levels(
 /// A v1 group without limit has the largest multiple of a page below 2^63.
 const UNLIMITED: u64 = 1 << 62;
 
-fn level(
-    version: Version,
-    dir: &Path,
-    read: &dyn Fn(&Path) -> Option<String>,
-) -> Option<CgroupLevel> {
+fn level(version: Version, dir: &Path, read: &dyn Fn(&Path) -> Option<String>) -> Option<CgroupLevel> {
     let number = |name: &str| read(&dir.join(name))?.trim().parse::<u64>().ok();
     let stat = read(&dir.join("memory.stat")).unwrap_or_default();
     let field = |name: &str| stat_field(&stat, name);
     let (limit, usage, cache) = match version {
         Version::V1 => {
             // Ancestors above the mount show in the hierarchical limit only.
-            let limits = [
-                number("memory.limit_in_bytes"),
-                field("hierarchical_memory_limit"),
-            ];
+            let limits = [number("memory.limit_in_bytes"), field("hierarchical_memory_limit")];
             let cache = [field("total_inactive_file"), field("total_active_file")];
-            (
-                limits.into_iter().flatten().min(),
-                number("memory.usage_in_bytes"),
-                cache,
-            )
+            (limits.into_iter().flatten().min(), number("memory.usage_in_bytes"), cache)
         }
         Version::V2 => {
             // `memory.max` is a number or "max".
@@ -231,11 +172,7 @@ fn level(
     let limit = limit.filter(|&l| l < UNLIMITED)?;
     let cache = cache.into_iter().flatten().fold(0u64, u64::saturating_add);
     let used = usage.unwrap_or(0).saturating_sub(cache);
-    Some(CgroupLevel {
-        path: dir.to_path_buf(),
-        limit,
-        used,
-    })
+    Some(CgroupLevel { path: dir.to_path_buf(), limit, used })
 }
 
 #[cfg(test)]
@@ -245,21 +182,13 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn levels(cgroup: &str, mounts: &str, files: &[(&str, &str)]) -> Vec<CgroupLevel> {
-        let read = |path: &Path| {
-            files
-                .iter()
-                .find(|(p, _)| Path::new(p) == path)
-                .map(|(_, text)| text.to_string())
-        };
+        let read =
+            |path: &Path| files.iter().find(|(p, _)| Path::new(p) == path).map(|(_, text)| text.to_string());
         cgroup_levels(cgroup, mounts, &read)
     }
 
     fn level(path: &str, limit: u64, used: u64) -> CgroupLevel {
-        CgroupLevel {
-            path: path.into(),
-            limit,
-            used,
-        }
+        CgroupLevel { path: path.into(), limit, used }
     }
 
     #[test]
@@ -279,10 +208,7 @@ mod tests {
                 ),
             ],
         );
-        assert_eq!(
-            found,
-            [level("/sys/fs/cgroup/user.slice", 8_388_608_000, 3000)]
-        );
+        assert_eq!(found, [level("/sys/fs/cgroup/user.slice", 8_388_608_000, 3000)]);
     }
 
     #[test]
@@ -294,37 +220,19 @@ mod tests {
             cgroup,
             mounts,
             &[
-                (
-                    "/sys/fs/cgroup/memory/job/inner/memory.limit_in_bytes",
-                    "9223372036854771712\n",
-                ),
-                (
-                    "/sys/fs/cgroup/memory/job/inner/memory.usage_in_bytes",
-                    "700\n",
-                ),
+                ("/sys/fs/cgroup/memory/job/inner/memory.limit_in_bytes", "9223372036854771712\n"),
+                ("/sys/fs/cgroup/memory/job/inner/memory.usage_in_bytes", "700\n"),
                 (
                     "/sys/fs/cgroup/memory/job/inner/memory.stat",
                     "hierarchical_memory_limit 104857600\ntotal_inactive_file 100\ntotal_active_file 200\n",
                 ),
-                (
-                    "/sys/fs/cgroup/memory/job/memory.limit_in_bytes",
-                    "104857600\n",
-                ),
+                ("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "104857600\n"),
                 ("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "900\n"),
-                (
-                    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                    "9223372036854771712\n",
-                ),
+                ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
             ],
         );
         let base = "/sys/fs/cgroup/memory/job";
-        assert_eq!(
-            found,
-            [
-                level(&format!("{base}/inner"), 100 * MIB, 400),
-                level(base, 100 * MIB, 900)
-            ]
-        );
+        assert_eq!(found, [level(&format!("{base}/inner"), 100 * MIB, 400), level(base, 100 * MIB, 900)]);
     }
 
     #[test]
@@ -335,31 +243,18 @@ mod tests {
             ("/cg/sub/memory.max", "4096\n"),
         ];
         let mounts = "30 24 0:26 /docker/abc /cg rw - cgroup2 cgroup2 rw\n";
-        assert_eq!(
-            levels("0::/docker/abc\n", mounts, &files),
-            [level("/cg", MIB, 10)]
-        );
+        assert_eq!(levels("0::/docker/abc\n", mounts, &files), [level("/cg", MIB, 10)]);
         assert_eq!(
             levels("0::/docker/abc/sub\n", mounts, &files),
             [level("/cg/sub", 4096, 0), level("/cg", MIB, 10)]
         );
-        assert_eq!(
-            levels("0::/../other\n", mounts, &files),
-            [level("/cg", MIB, 10)]
-        );
+        assert_eq!(levels("0::/../other\n", mounts, &files), [level("/cg", MIB, 10)]);
     }
 
     #[test]
     fn broken_texts_give_no_limit() {
         assert_eq!(levels("", "", &[]), []);
-        assert_eq!(
-            levels(
-                "nonsense\n0::",
-                "x y - cgroup2\n1 2 3 / - cgroup2 a b\n",
-                &[]
-            ),
-            []
-        );
+        assert_eq!(levels("nonsense\n0::", "x y - cgroup2\n1 2 3 / - cgroup2 a b\n", &[]), []);
         assert_eq!(kib_field("RssAnon: 12 kB", "RssAnon"), Some(12_288));
         assert_eq!(kib_field("RssAnon: many kB", "RssAnon"), None);
         assert_eq!(kib_field("RssAnonX: 12 kB", "RssAnon"), None);
@@ -371,22 +266,13 @@ mod tests {
             total: 64 * MIB,
             available: 50 * MIB,
             own_anon: MIB,
-            cgroups: vec![
-                level("/a/b", 20 * MIB, 2 * MIB),
-                level("/a", 30 * MIB, 26 * MIB),
-            ],
+            cgroups: vec![level("/a/b", 20 * MIB, 2 * MIB), level("/a", 30 * MIB, 26 * MIB)],
         };
         // /a/b leaves 20 - (2 - 1); /a leaves 30 - (26 - 1).
-        assert_eq!(
-            machine.tightest().map(|(l, room)| (l.limit, room)),
-            Some((30 * MIB, 5 * MIB))
-        );
+        assert_eq!(machine.tightest().map(|(l, room)| (l.limit, room)), Some((30 * MIB, 5 * MIB)));
         assert_eq!(machine.smallest_limit().map(|l| l.limit), Some(20 * MIB));
         assert_eq!(machine.headroom(), 5 * MIB);
-        let free = Machine {
-            cgroups: vec![],
-            ..machine
-        };
+        let free = Machine { cgroups: vec![], ..machine };
         assert_eq!(free.headroom(), 51 * MIB);
     }
 

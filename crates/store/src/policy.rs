@@ -49,18 +49,9 @@ pub struct Lru {
 impl Lru {
     /// A policy for `scopes` scopes over `slots` slots.
     pub fn new(scopes: usize, slots: usize) -> Lru {
-        let link = Link {
-            older: NONE,
-            newer: NONE,
-        };
-        let ends = Ends {
-            oldest: NONE,
-            newest: NONE,
-        };
-        Lru {
-            links: vec![link; slots],
-            ends: vec![ends; scopes],
-        }
+        let link = Link { older: NONE, newer: NONE };
+        let ends = Ends { oldest: NONE, newest: NONE };
+        Lru { links: vec![link; slots], ends: vec![ends; scopes] }
     }
 
     fn push_newest(&mut self, scope: u32, slot: u32) {

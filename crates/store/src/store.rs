@@ -100,10 +100,7 @@ impl Shared {
         state: MutexGuard<'g, State>,
         limit: Duration,
     ) -> MutexGuard<'g, State> {
-        self.done
-            .wait_timeout(state, limit)
-            .unwrap_or_else(PoisonError::into_inner)
-            .0
+        self.done.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
     pub(crate) fn emit(&self, event: &StoreEvent) {
@@ -115,10 +112,7 @@ impl Shared {
     }
 
     pub(crate) fn layer_index(&self, layer: u32) -> Result<u32, StoreError> {
-        self.numbers
-            .get(&layer)
-            .copied()
-            .ok_or(StoreError::NoSuchLayer { layer })
+        self.numbers.get(&layer).copied().ok_or(StoreError::NoSuchLayer { layer })
     }
 
     /// Drops holds, then tells waiting fetches and the observer.
@@ -146,10 +140,7 @@ impl Shared {
             if let Some(job) = state.table.take_job() {
                 return Some(job);
             }
-            state = self
-                .work
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -198,10 +189,8 @@ impl ExpertStore {
         let available = Machine::probe().ok().map(|m| m.headroom());
         let (reader, mode) = FileReader::open(files, config.direct, bytes, available)?;
         if config.direct == Direct::Auto && !mode.direct {
-            observer.on(&StoreEvent::Notice(format!(
-                "expert reads go through the page cache: {}",
-                mode.reason
-            )));
+            observer
+                .on(&StoreEvent::Notice(format!("expert reads go through the page cache: {}", mode.reason)));
         }
         ExpertStore::build(Box::new(reader), mode, layers, config, observer)
     }
@@ -216,10 +205,7 @@ impl ExpertStore {
         config: StoreConfig,
         observer: Arc<dyn Observer>,
     ) -> Result<ExpertStore, StoreError> {
-        let mode = IoMode {
-            direct: reader.alignment() > 1,
-            reason: "the caller brought the reader".into(),
-        };
+        let mode = IoMode { direct: reader.alignment() > 1, reason: "the caller brought the reader".into() };
         ExpertStore::build(reader, mode, layers, config, observer)
     }
 
@@ -231,9 +217,7 @@ impl ExpertStore {
         observer: Arc<dyn Observer>,
     ) -> Result<ExpertStore, StoreError> {
         if config.loaders == 0 || config.in_flight == 0 {
-            return Err(StoreError::Config(
-                "loaders and in-flight slots must be at least 1 each".into(),
-            ));
+            return Err(StoreError::Config("loaders and in-flight slots must be at least 1 each".into()));
         }
         let geometry = Geometry::new(&layers)?;
         check_files(&*reader, &layers)?;
@@ -244,14 +228,10 @@ impl ExpertStore {
             ))
         };
         let slots = geometry.kept_slots(config.cap);
-        let slots: Option<Vec<usize>> = slots
-            .into_iter()
-            .map(|n| n.checked_add(config.in_flight))
-            .collect();
+        let slots: Option<Vec<usize>> = slots.into_iter().map(|n| n.checked_add(config.in_flight)).collect();
         let slots = slots.ok_or_else(too_many)?;
-        let total = slots.iter().try_fold(0u32, |sum, &n| {
-            u32::try_from(n).ok().and_then(|n| sum.checked_add(n))
-        });
+        let total =
+            slots.iter().try_fold(0u32, |sum, &n| u32::try_from(n).ok().and_then(|n| sum.checked_add(n)));
         let total = total.filter(|&n| n < u32::MAX).ok_or_else(too_many)? as usize;
         let mut classes = Vec::with_capacity(slots.len());
         for (&bytes, &count) in geometry.classes.iter().zip(&slots) {
@@ -260,18 +240,8 @@ impl ExpertStore {
         let arena = Arc::new(Arena::new(&classes)?);
         let numbers: Vec<u32> = layers.iter().map(|l| l.layer).collect();
         let policy = Box::new(Lru::new(layers.len(), total));
-        let table = Table::new(
-            &geometry,
-            &numbers,
-            &slots,
-            config.cap,
-            config.in_flight,
-            policy,
-        );
-        let verified = layers
-            .iter()
-            .map(|l| vec![false; l.experts.len()])
-            .collect();
+        let table = Table::new(&geometry, &numbers, &slots, config.cap, config.in_flight, policy);
+        let verified = layers.iter().map(|l| vec![false; l.experts.len()]).collect();
         let shared = Arc::new(Shared {
             arena,
             reader,
@@ -279,21 +249,13 @@ impl ExpertStore {
             patience: config.patience,
             numbers: numbers.into_iter().zip(0..).collect(),
             layers,
-            state: Mutex::new(State {
-                table,
-                verified,
-                stopping: false,
-            }),
+            state: Mutex::new(State { table, verified, stopping: false }),
             done: Condvar::new(),
             observer,
             checksums: config.checksums,
         });
         let _loaders = Loaders::start(&shared, config.loaders)?;
-        Ok(ExpertStore {
-            shared,
-            mode,
-            _loaders,
-        })
+        Ok(ExpertStore { shared, mode, _loaders })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -348,17 +310,11 @@ impl ExpertStore {
             done.push((slot, matches!(given, Some(Ok(_)))));
         }
         let mut state = self.shared.lock();
-        done.into_iter()
-            .for_each(|(slot, given)| state.table.given_back(slot, given));
+        done.into_iter().for_each(|(slot, given)| state.table.given_back(slot, given));
         let (min_cap, max_cap) = state.table.caps();
         drop(state);
         self.shared.done.notify_all();
-        events.push(StoreEvent::Shrunk {
-            bytes,
-            short: over.saturating_sub(bytes),
-            min_cap,
-            max_cap,
-        });
+        events.push(StoreEvent::Shrunk { bytes, short: over.saturating_sub(bytes), min_cap, max_cap });
         events.iter().for_each(|e| self.shared.emit(e));
         bytes
     }
@@ -381,11 +337,7 @@ fn check_files(reader: &dyn ExpertReader, layers: &[LayerExperts]) -> Result<(),
                 } else {
                     continue;
                 };
-                return Err(StoreError::Place {
-                    layer: layer.layer,
-                    expert,
-                    reason,
-                });
+                return Err(StoreError::Place { layer: layer.layer, expert, reason });
             }
         }
     }

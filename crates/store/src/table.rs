@@ -90,11 +90,7 @@ pub(crate) enum Found {
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
     Pending,
-    Ready {
-        generation: u64,
-        arrival: u64,
-        kept: bool,
-    },
+    Ready { generation: u64, arrival: u64, kept: bool },
     Failed(Arc<StoreError>),
 }
 
@@ -131,24 +127,13 @@ impl Table {
             let first = table.slots.len() as u32;
             // Back to front, so that low numbers are taken first.
             let free = (first..first + count as u32).rev().collect();
-            table.classes.push(Class {
-                bytes,
-                free,
-                in_flight: 0,
-                loading: 0,
-            });
+            table.classes.push(Class { bytes, free, in_flight: 0, loading: 0 });
             table.slots.extend((0..count).map(|_| Slot::free(class)));
         }
         for (size, &number) in geometry.layers.iter().zip(numbers) {
             let index = vec![NONE; size.experts];
             let cap = cap.min(size.experts);
-            table.layers.push(Layer {
-                number,
-                class: size.class,
-                index,
-                kept: 0,
-                cap,
-            });
+            table.layers.push(Layer { number, class: size.class, index, kept: 0, cap });
         }
         table
     }
@@ -209,11 +194,7 @@ impl Table {
                 slot.phase = Phase::Loading;
                 slot.touched = true;
                 let queued = slot.queued.unwrap_or_else(Instant::now);
-                return Some(Job {
-                    slot: number,
-                    id: slot.id,
-                    queued,
-                });
+                return Some(Job { slot: number, id: slot.id, queued });
             }
         }
         None
@@ -252,11 +233,9 @@ impl Table {
     pub(crate) fn outcome(&self, number: u32) -> Outcome {
         let slot = &self.slots[number as usize];
         match (slot.phase, &slot.error) {
-            (Phase::Ready, _) => Outcome::Ready {
-                generation: slot.generation,
-                arrival: slot.arrival,
-                kept: slot.kept,
-            },
+            (Phase::Ready, _) => {
+                Outcome::Ready { generation: slot.generation, arrival: slot.arrival, kept: slot.kept }
+            }
             (Phase::Failed, Some(e)) => Outcome::Failed(Arc::clone(e)),
             _ => Outcome::Pending,
         }
@@ -278,10 +257,7 @@ impl Table {
             Phase::Free | Phase::Loading => return false,
             Phase::Queued => {
                 self.classes[slot.class as usize].loading -= 1;
-                out.push(StoreEvent::LoadCancelled {
-                    layer: layer.number,
-                    expert: id.expert,
-                });
+                out.push(StoreEvent::LoadCancelled { layer: layer.number, expert: id.expert });
                 self.free(number);
             }
             Phase::Failed => self.free(number),
@@ -307,11 +283,7 @@ impl Table {
             };
             self.policy.removed(layer, victim);
             let expert = self.slots[victim as usize].id.expert;
-            out.push(StoreEvent::Evicted {
-                layer: self.layers[layer as usize].number,
-                expert,
-                reason,
-            });
+            out.push(StoreEvent::Evicted { layer: self.layers[layer as usize].number, expert, reason });
             self.free(victim);
         }
     }
@@ -366,9 +338,7 @@ impl Table {
         if evicted {
             // No layer may grow back to what the fullest had to give up.
             let level = self.layers.iter().map(|l| l.kept).max().unwrap_or(0);
-            self.layers
-                .iter_mut()
-                .for_each(|l| l.cap = l.cap.min(level));
+            self.layers.iter_mut().for_each(|l| l.cap = l.cap.min(level));
         }
         taken
     }
@@ -377,15 +347,8 @@ impl Table {
     fn harvest(&mut self, over: u64, reserve: usize, taken: &mut Vec<u32>) -> u64 {
         let mut freed = 0;
         for class in &mut self.classes {
-            let touched = class
-                .free
-                .iter()
-                .rev()
-                .take_while(|&&s| self.slots[s as usize].touched)
-                .count();
-            let spare = (touched + class.in_flight)
-                .saturating_sub(reserve)
-                .min(touched);
+            let touched = class.free.iter().rev().take_while(|&&s| self.slots[s as usize].touched).count();
+            let spare = (touched + class.in_flight).saturating_sub(reserve).min(touched);
             for _ in 0..spare {
                 if freed >= over {
                     return freed;
@@ -421,9 +384,7 @@ impl Table {
     /// Experts that a layer keeps, ascending.
     pub(crate) fn kept(&self, layer: u32) -> Vec<u32> {
         let index = self.layers[layer as usize].index.iter();
-        let kept = (0u32..)
-            .zip(index)
-            .filter(|&(_, &s)| s != NONE && self.slots[s as usize].kept);
+        let kept = (0u32..).zip(index).filter(|&(_, &s)| s != NONE && self.slots[s as usize].kept);
         kept.map(|(expert, _)| expert).collect()
     }
 
@@ -431,12 +392,7 @@ impl Table {
     pub(crate) fn dump(&self, now: Instant) -> String {
         let mut text = format!("{} jobs queued", self.queue.len());
         for class in &self.classes {
-            let Class {
-                bytes,
-                free,
-                in_flight,
-                loading,
-            } = class;
+            let Class { bytes, free, in_flight, loading } = class;
             let limit = self.in_flight_limit;
             let free = free.len();
             text += &format!(
@@ -446,13 +402,9 @@ impl Table {
         let busy = |s: &&Slot| matches!(s.phase, Phase::Queued | Phase::Loading | Phase::Failed);
         for slot in self.slots.iter().filter(busy).take(16) {
             let layer = self.layers[slot.id.layer as usize].number;
-            let age = slot
-                .queued
-                .map_or(0.0, |q| now.saturating_duration_since(q).as_secs_f32());
+            let age = slot.queued.map_or(0.0, |q| now.saturating_duration_since(q).as_secs_f32());
             let (expert, phase, holds) = (slot.id.expert, slot.phase, slot.holds);
-            text += &format!(
-                "; layer {layer} expert {expert}: {phase:?} for {age:.1} s, {holds} holds"
-            );
+            text += &format!("; layer {layer} expert {expert}: {phase:?} for {age:.1} s, {holds} holds");
         }
         text
     }
@@ -461,46 +413,25 @@ impl Table {
     #[cfg(test)]
     pub(crate) fn contradiction(&self) -> Option<String> {
         for (c, class) in self.classes.iter().enumerate() {
-            let of = |f: &dyn Fn(&Slot) -> bool| {
-                self.slots
-                    .iter()
-                    .filter(|s| s.class == c as u32 && f(s))
-                    .count()
-            };
+            let of =
+                |f: &dyn Fn(&Slot) -> bool| self.slots.iter().filter(|s| s.class == c as u32 && f(s)).count();
             let in_flight = of(&|s| s.phase != Phase::Free && !s.kept);
             let loading = of(&|s| matches!(s.phase, Phase::Queued | Phase::Loading));
-            if (class.in_flight, class.loading) != (in_flight, loading)
-                || in_flight > self.in_flight_limit
-            {
-                return Some(format!(
-                    "class {c}: {in_flight} in flight, {loading} loading"
-                ));
+            if (class.in_flight, class.loading) != (in_flight, loading) || in_flight > self.in_flight_limit {
+                return Some(format!("class {c}: {in_flight} in flight, {loading} loading"));
             }
             if class.free.len() != of(&|s| s.phase == Phase::Free) {
                 return Some(format!("class {c}: {} in the free list", class.free.len()));
             }
         }
         for (l, layer) in self.layers.iter().enumerate() {
-            let kept = self
-                .slots
-                .iter()
-                .filter(|s| s.kept && s.id.layer == l as u32);
-            let (count, held) =
-                kept.fold((0, 0), |(n, h), s| (n + 1, h + usize::from(s.holds > 0)));
+            let kept = self.slots.iter().filter(|s| s.kept && s.id.layer == l as u32);
+            let (count, held) = kept.fold((0, 0), |(n, h), s| (n + 1, h + usize::from(s.holds > 0)));
             if count != layer.kept || count > layer.cap.max(held) {
-                return Some(format!(
-                    "layer {l}: keeps {count}, says {}, cap {}",
-                    layer.kept, layer.cap
-                ));
+                return Some(format!("layer {l}: keeps {count}, says {}, cap {}", layer.kept, layer.cap));
             }
             for (expert, &s) in (0u32..).zip(&layer.index) {
-                if s != NONE
-                    && self.slots[s as usize].id
-                        != (ExpertId {
-                            layer: l as u32,
-                            expert,
-                        })
-                {
+                if s != NONE && self.slots[s as usize].id != (ExpertId { layer: l as u32, expert }) {
                     return Some(format!("layer {l} expert {expert} points at a stranger"));
                 }
             }
@@ -513,10 +444,7 @@ impl Slot {
     fn free(class: u32) -> Slot {
         Slot {
             class,
-            id: ExpertId {
-                layer: 0,
-                expert: 0,
-            },
+            id: ExpertId { layer: 0, expert: 0 },
             phase: Phase::Free,
             kept: false,
             touched: false,

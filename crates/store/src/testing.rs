@@ -18,16 +18,8 @@ use crate::io::ExpertReader;
 /// Never: a 1 × 1 matrix has a layout.
 pub fn place(runs: &[Extent]) -> ExpertPlace {
     let layout = MatrixLayout::new(Format::Int8Row, 1, 1).expect("a 1 × 1 matrix has a layout");
-    let part = PartPlace {
-        layout,
-        weights: RunOffset { run: 0, offset: 0 },
-        scales: None,
-    };
-    ExpertPlace {
-        runs: runs.to_vec(),
-        parts: [part; 3],
-        checksum: None,
-    }
+    let part = PartPlace { layout, weights: RunOffset { run: 0, offset: 0 }, scales: None };
+    ExpertPlace { runs: runs.to_vec(), parts: [part; 3], checksum: None }
 }
 
 /// Files that lie in memory; named `memory-0`, `memory-1`, …
@@ -39,10 +31,7 @@ pub struct MemoryFiles {
 impl MemoryFiles {
     /// Buffered files with these bytes.
     pub fn new(files: Vec<Vec<u8>>) -> MemoryFiles {
-        MemoryFiles {
-            files,
-            alignment: 1,
-        }
+        MemoryFiles { files, alignment: 1 }
     }
 
     /// Demands aligned reads, as a direct file does: others fail with `EINVAL`.
@@ -66,14 +55,10 @@ impl ExpertReader for MemoryFiles {
         self.alignment
     }
     fn read_at(&self, file: u32, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        if !offset.is_multiple_of(self.alignment)
-            || !(buf.len() as u64).is_multiple_of(self.alignment)
-        {
+        if !offset.is_multiple_of(self.alignment) || !(buf.len() as u64).is_multiple_of(self.alignment) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        let rest = self.files[file as usize]
-            .get(offset as usize..)
-            .unwrap_or_default();
+        let rest = self.files[file as usize].get(offset as usize..).unwrap_or_default();
         let n = rest.len().min(buf.len());
         buf[..n].copy_from_slice(&rest[..n]);
         Ok(n)
@@ -101,14 +86,8 @@ pub struct Faulty<R> {
 
 impl<R: ExpertReader> Faulty<R> {
     /// `hook(file, offset, bytes)` decides each call's fate.
-    pub fn new(
-        inner: R,
-        hook: impl Fn(u32, u64, usize) -> Fault + Send + Sync + 'static,
-    ) -> Faulty<R> {
-        Faulty {
-            inner,
-            hook: Box::new(hook),
-        }
+    pub fn new(inner: R, hook: impl Fn(u32, u64, usize) -> Fault + Send + Sync + 'static) -> Faulty<R> {
+        Faulty { inner, hook: Box::new(hook) }
     }
 }
 
@@ -148,9 +127,6 @@ impl Recorder {
 
 impl Observer for Recorder {
     fn on(&self, event: &StoreEvent) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(event.clone());
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event.clone());
     }
 }

@@ -9,29 +9,12 @@ use metaltail_store::{ExpertStore, LayerExperts, Machine, StoreConfig, StoreEven
 const MIB: u64 = 1 << 20;
 
 fn store(layers: u32, experts: u32, len: u64, cap: usize) -> (ExpertStore, Arc<Recorder>) {
-    let at = |e: u32| Extent {
-        file: 0,
-        offset: u64::from(e % 8) * len,
-        len,
-    };
-    let layer = |layer| LayerExperts {
-        layer,
-        experts: (0..experts).map(|e| place(&[at(e)])).collect(),
-    };
+    let at = |e: u32| Extent { file: 0, offset: u64::from(e % 8) * len, len };
+    let layer = |layer| LayerExperts { layer, experts: (0..experts).map(|e| place(&[at(e)])).collect() };
     let recorder = Arc::new(Recorder::default());
-    let config = StoreConfig {
-        cap,
-        loaders: 2,
-        in_flight: 2,
-        ..StoreConfig::default()
-    };
+    let config = StoreConfig { cap, loaders: 2, in_flight: 2, ..StoreConfig::default() };
     let files = Box::new(MemoryFiles::new(vec![vec![7; 8 * len as usize]]));
-    let store = ExpertStore::with_reader(
-        files,
-        (0..layers).map(layer).collect(),
-        config,
-        recorder.clone(),
-    );
+    let store = ExpertStore::with_reader(files, (0..layers).map(layer).collect(), config, recorder.clone());
     (store.unwrap(), recorder)
 }
 
@@ -46,59 +29,32 @@ fn fill(store: &ExpertStore, layers: u32, experts: u32) {
 }
 
 fn maps() -> usize {
-    std::fs::read_to_string("/proc/self/maps")
-        .unwrap()
-        .lines()
-        .count()
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
 fn many_slots_are_few_mappings() {
     let before = maps();
     let (store, _) = store(80, 256, 4096, 256);
     fill(&store, 2, 256);
-    assert!(
-        maps() < before + 100,
-        "{} mappings more for 20,480 slots",
-        maps() - before
-    );
+    assert!(maps() < before + 100, "{} mappings more for 20,480 slots", maps() - before);
     assert!(store.mappings() <= 20);
 }
 
 fn pages_are_given_back_and_caps_stay_lowered() {
     // 4 layers × 16 experts × 1 MiB, all kept.
     let (store, recorder) = store(4, 16, MIB, 16);
-    assert_eq!(
-        store.enforce(100, 100),
-        0,
-        "not over the limit: nothing happens"
-    );
+    assert_eq!(store.enforce(100, 100), 0, "not over the limit: nothing happens");
     fill(&store, 4, 16);
     let full = Machine::own_anon_now().unwrap();
     recorder.take();
     let given = store.enforce(full - 32 * MIB, full);
-    assert!(
-        (32 * MIB..34 * MIB).contains(&given),
-        "{given} bytes given back"
-    );
+    assert!((32 * MIB..34 * MIB).contains(&given), "{given} bytes given back");
     let after = Machine::own_anon_now().unwrap();
-    assert!(
-        after <= full - 30 * MIB,
-        "{full} bytes before, {after} after"
-    );
+    assert!(after <= full - 30 * MIB, "{full} bytes before, {after} after");
     let events = recorder.take();
-    let shrunk = events
-        .iter()
-        .find(|e| matches!(e, StoreEvent::Shrunk { .. }));
+    let shrunk = events.iter().find(|e| matches!(e, StoreEvent::Shrunk { .. }));
     assert!(
-        matches!(
-            shrunk,
-            Some(StoreEvent::Shrunk {
-                short: 0,
-                min_cap: 7..,
-                max_cap: ..=8,
-                ..
-            })
-        ),
+        matches!(shrunk, Some(StoreEvent::Shrunk { short: 0, min_cap: 7.., max_cap: ..=8, .. })),
         "{shrunk:?}"
     );
     fill(&store, 4, 16);
@@ -107,12 +63,7 @@ fn pages_are_given_back_and_caps_stay_lowered() {
     // Nothing is left to give at the end, and it says so.
     store.enforce(0, u64::MAX);
     assert_eq!(store.caps(), (0, 0));
-    assert!(
-        recorder
-            .take()
-            .iter()
-            .any(|e| matches!(e, StoreEvent::Shrunk { short: 1.., .. }))
-    );
+    assert!(recorder.take().iter().any(|e| matches!(e, StoreEvent::Shrunk { short: 1.., .. })));
     fill(&store, 4, 16);
 }
 
@@ -125,11 +76,7 @@ fn file_pages_are_not_counted() {
     let sum: u64 = map.iter().step_by(4096).map(|&b| u64::from(b)).sum();
     assert_eq!(sum, (48 << 20) / 4096);
     let after = Machine::own_anon_now().unwrap();
-    assert!(
-        after < before + 8 * MIB,
-        "48 MiB of file pages added {} bytes",
-        after - before
-    );
+    assert!(after < before + 8 * MIB, "48 MiB of file pages added {} bytes", after - before);
 }
 
 #[test]

@@ -49,19 +49,18 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
     let mut out = stdout().lock();
     let result = session.generate(&prompt_ids, &options, cancel, &mut |id| {
         let flow = answer.take(id);
-        if !json {
-            show(&mut out, answer.fresh());
+        if !json && show(&mut out, answer.fresh()).is_err() {
+            // Nobody reads on, as behind `| head`: what is still to come would be for nothing.
+            cancel.cancel();
         }
         flow
     });
     let generation = result.map_err(|error| failure(&error))?;
     answer.finish()?;
     if !json {
-        show(&mut out, answer.fresh());
-        if !answer.has_text() {
-            show(&mut out, &format!("{:?}", generation.ids));
-        }
-        show(&mut out, "\n");
+        let ids = if answer.has_text() { String::new() } else { format!("{:?}", generation.ids) };
+        // A reader that went away has been noticed above, or has all the text that it wanted.
+        let _ = show(&mut out, &format!("{}{ids}\n", answer.fresh()));
     }
     drop(out);
     let report = Report {
@@ -86,9 +85,10 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
     }
 }
 
-/// Writes at once what was just generated; a reader that went away is not worth an error.
-fn show(out: &mut impl Write, text: &str) {
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+/// Writes at once what was just generated.
+fn show(out: &mut impl Write, text: &str) -> std::io::Result<()> {
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }
 
 fn prompt(args: &RunArgs) -> Result<Prompt, Failure> {

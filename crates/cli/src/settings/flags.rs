@@ -8,6 +8,8 @@ use serde::{Serialize, Serializer};
 use super::parse::{on_off, positive, probability, share, size, temperature};
 
 /// Every flag that run, chat, score, plan and bench share. `None` means that nothing was given.
+///
+/// Numbers may be written with a minus, so that it is their parsers that refuse one, by name.
 #[derive(Args, Clone, Debug, Default, Serialize)]
 pub struct Flags {
     #[command(flatten)]
@@ -18,14 +20,15 @@ pub struct Flags {
     /// Memory to use, such as 24G (K, M and G are powers of 1024); default: what is free
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Memory and storage")]
     pub ram: Option<u64>,
-    /// Experts kept a layer, 0 for none; default: what the memory allows
-    #[arg(long, value_name = "N", help_heading = "Memory and storage")]
+    /// Experts kept a layer, 0 for none, any number above a layer's experts for all of them; default:
+    /// what the memory allows
+    #[arg(long, allow_negative_numbers = true, value_name = "N", help_heading = "Memory and storage")]
     pub cap: Option<usize>,
     /// Which expert makes room for another
     #[arg(long, value_enum, value_name = "POLICY", help_heading = "Memory and storage")]
     pub policy: Option<Policy>,
     /// Threads that read experts; default: 4, or 2 on one processor
-    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Memory and storage")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive, help_heading = "Memory and storage")]
     pub loaders: Option<usize>,
     /// How experts are read
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Memory and storage")]
@@ -39,7 +42,7 @@ pub struct Flags {
     pub checksums: Option<bool>,
 
     /// Prompt tokens computed at once
-    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Computation")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive, help_heading = "Computation")]
     pub prefill_chunk: Option<usize>,
     /// What computes the experts
     #[arg(long, value_enum, value_name = "DEVICE", help_heading = "Computation")]
@@ -47,11 +50,11 @@ pub struct Flags {
     /// What proposes tokens ahead
     #[arg(long, value_enum, value_name = "KIND", help_heading = "Computation")]
     pub draft: Option<Draft>,
-    /// Tokens of prompt and answer together; default: as the model allows, within memory
-    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Computation")]
+    /// Positions that a sequence may have; default: 8192, or fewer where the model was made for fewer
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive, help_heading = "Computation")]
     pub context: Option<usize>,
     /// Threads that compute; default: the physical cores that may be used
-    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Computation")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive, help_heading = "Computation")]
     pub threads: Option<usize>,
     /// Keep activations in f32 for expert products too
     #[arg(long, value_parser = on_off, value_name = "ON|OFF", num_args = 0..=1, require_equals = true,
@@ -59,22 +62,22 @@ pub struct Flags {
     pub exact: Option<bool>,
 
     /// Randomness, 0 for the most likely token; default: as the model recommends
-    #[arg(long, value_name = "F", value_parser = temperature, help_heading = "Sampling")]
+    #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = temperature, help_heading = "Sampling")]
     pub temperature: Option<f32>,
     /// Choose among the likeliest tokens up to this much probability, at most 1
-    #[arg(long, value_name = "F", value_parser = probability, help_heading = "Sampling")]
+    #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = probability, help_heading = "Sampling")]
     pub top_p: Option<f32>,
     /// Choose among this many of the likeliest tokens, 0 for all
-    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", help_heading = "Sampling")]
     pub top_k: Option<usize>,
     /// Choose among tokens of at least this share of the likeliest one's probability
-    #[arg(long, value_name = "F", value_parser = share, help_heading = "Sampling")]
+    #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = share, help_heading = "Sampling")]
     pub min_p: Option<f32>,
     /// Begins the random sequence: the same seed gives the same text
-    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", help_heading = "Sampling")]
     pub seed: Option<u64>,
     /// Tokens to generate at most; default: until the model ends or the context is full
-    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", help_heading = "Sampling")]
     pub max_tokens: Option<usize>,
     /// Text that ends the answer; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new(),

@@ -30,30 +30,19 @@ impl SourceIdentity {
         let mut files = Vec::new();
         for path in source.files() {
             let meta = fs::metadata(path).map_err(WriteError::io("read the size of", path))?;
-            let name = path
-                .file_name()
-                .unwrap_or(path.as_os_str())
-                .to_string_lossy()
-                .into_owned();
+            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
             files.push((name, meta.len()));
         }
         files.sort();
         let config = source.dir().join("config.json");
         let config = fs::read(&config).map_err(WriteError::io("read", &config))?;
-        Ok(SourceIdentity {
-            files,
-            config: Checksum(xxh3_64(&config)),
-        })
+        Ok(SourceIdentity { files, config: Checksum(xxh3_64(&config)) })
     }
 
     /// A phrase for messages.
     pub(super) fn describe(&self) -> String {
         let bytes: u128 = self.files.iter().map(|f| u128::from(f.1)).sum();
-        format!(
-            "{} files, {bytes} bytes, config.json {}",
-            self.files.len(),
-            self.config
-        )
+        format!("{} files, {bytes} bytes, config.json {}", self.files.len(), self.config)
     }
 }
 
@@ -76,10 +65,7 @@ impl Journal {
 
     /// The finished file of this name and length, if it is still there.
     pub(super) fn finished(&self, dir: &Path, name: &str, bytes: u64) -> Option<&Finished> {
-        let entry = self
-            .finished
-            .iter()
-            .find(|f| f.name == name && f.bytes == bytes)?;
+        let entry = self.finished.iter().find(|f| f.name == name && f.bytes == bytes)?;
         let there = fs::metadata(dir.join(name)).is_ok_and(|m| m.is_file() && m.len() == bytes);
         there.then_some(entry)
     }
@@ -97,17 +83,13 @@ pub(super) enum Destination {
 
 /// Looks at a destination; anything of another origin is refused.
 pub(super) fn examine(dir: &Path) -> Result<Destination, WriteError> {
-    let foreign = || WriteError::Foreign {
-        dir: dir.to_owned(),
-    };
+    let foreign = || WriteError::Foreign { dir: dir.to_owned() };
     if let Some(text) = read(&dir.join(MANIFEST))? {
         let manifest = parse_manifest(&text).map_err(|_| foreign())?;
         return Ok(Destination::Complete(Box::new(manifest)));
     }
     if let Some(text) = read(&dir.join(JOURNAL))? {
-        return serde_json::from_slice(&text)
-            .map(Destination::Begun)
-            .map_err(|_| foreign());
+        return serde_json::from_slice(&text).map(Destination::Begun).map_err(|_| foreign());
     }
     // A run that died before its journal was named leaves these two.
     let ours = [LOCK.to_owned(), format!("{JOURNAL}{PARTIAL}")];
@@ -141,9 +123,7 @@ impl Lock {
         let file = File::create(&path).map_err(WriteError::io("create", &path))?;
         match file.try_lock() {
             Ok(()) => Ok(Lock { _file: file }),
-            Err(TryLockError::WouldBlock) => Err(WriteError::Busy {
-                dir: dir.to_owned(),
-            }),
+            Err(TryLockError::WouldBlock) => Err(WriteError::Busy { dir: dir.to_owned() }),
             Err(TryLockError::Error(e)) => Err(WriteError::io("lock", &path)(e)),
         }
     }

@@ -19,14 +19,7 @@ impl Weights for CheckpointWeights<'_> {
         let stored = self.checkpoint.read_matrix(spec)?;
         let mut weights = vec![0; layout.weight_bytes()];
         let mut scales = vec![0; layout.scale_bytes()];
-        transcode(
-            &spec.name,
-            stored.as_ref(),
-            layout.format(),
-            &mut weights,
-            &mut scales,
-            self.threads,
-        )?;
+        transcode(&spec.name, stored.as_ref(), layout.format(), &mut weights, &mut scales, self.threads)?;
         Ok(Blobs { weights, scales })
     }
 
@@ -48,38 +41,22 @@ impl Weights for CheckpointWeights<'_> {
             runs.iter().for_each(|bytes| hash.update(bytes));
             let got = hash.digest();
             if got != wanted {
-                return Err(WriteError::Damaged {
-                    layer: spec.layer,
-                    expert,
-                    wanted,
-                    got,
-                });
+                return Err(WriteError::Damaged { layer: spec.layer, expert, wanted, got });
             }
         }
         for part in Part::ALL {
             let tensor = spec.name(expert, part);
             let stored = &place.parts[part as usize];
             let blob = |at: RunOffset, len: usize| {
-                let bytes = runs[at.run as usize]
-                    .get(at.offset as usize..)
-                    .unwrap_or_default();
+                let bytes = runs[at.run as usize].get(at.offset as usize..).unwrap_or_default();
                 bytes.get(..len).unwrap_or(bytes)
             };
             let weights = blob(stored.weights, stored.layout.weight_bytes());
-            let scales = stored
-                .scales
-                .map_or(&[][..], |at| blob(at, stored.layout.scale_bytes()));
-            let source = MatrixRef::new(stored.layout, weights, scales)
-                .map_err(WriteError::layout(&tensor))?;
+            let scales = stored.scales.map_or(&[][..], |at| blob(at, stored.layout.scale_bytes()));
+            let source =
+                MatrixRef::new(stored.layout, weights, scales).map_err(WriteError::layout(&tensor))?;
             let (weights, scales) = shape.part_mut(run, part);
-            transcode(
-                &tensor,
-                source,
-                shape.layouts[part as usize].format(),
-                weights,
-                scales,
-                1,
-            )?;
+            transcode(&tensor, source, shape.layouts[part as usize].format(), weights, scales, 1)?;
         }
         Ok(())
     }

@@ -39,16 +39,12 @@ pub(crate) fn transcode(
         return encode(tensor, format, &mut bands);
     }
     thread::scope(|scope| {
-        let workers: Vec<_> = bands
-            .chunks_mut(share)
-            .map(|share| scope.spawn(move || encode(tensor, format, share)))
-            .collect();
-        workers
-            .into_iter()
-            .try_for_each(|worker| match worker.join() {
-                Ok(done) => done,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
+        let workers: Vec<_> =
+            bands.chunks_mut(share).map(|share| scope.spawn(move || encode(tensor, format, share))).collect();
+        workers.into_iter().try_for_each(|worker| match worker.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
     })
 }
 
@@ -61,9 +57,8 @@ fn bands<'s, 'o>(
     mut scales: &'o mut [u8],
 ) -> Result<Vec<Band<'s, 'o>>, WriteError> {
     let all = source.layout();
-    let layout = |format, rows| {
-        MatrixLayout::new(format, rows, all.cols()).map_err(WriteError::layout(tensor))
-    };
+    let layout =
+        |format, rows| MatrixLayout::new(format, rows, all.cols()).map_err(WriteError::layout(tensor));
     let (mut source_weights, mut source_scales) = (source.weights(), source.scales());
     let mut bands = Vec::with_capacity(all.rows().div_ceil(BAND));
     for first in (0..all.rows()).step_by(BAND) {
@@ -79,11 +74,7 @@ fn bands<'s, 'o>(
         let (out_s, rest) = scales.split_at_mut(to.scale_bytes());
         scales = rest;
         let source = MatrixRef::new(from, w, s).map_err(WriteError::layout(tensor))?;
-        bands.push(Band {
-            source,
-            weights: out_w,
-            scales: out_s,
-        });
+        bands.push(Band { source, weights: out_w, scales: out_s });
     }
     Ok(bands)
 }
@@ -95,14 +86,11 @@ fn encode(tensor: &str, format: Format, bands: &mut [Band<'_, '_>]) -> Result<()
         let from = band.source.layout();
         values.resize(from.rows() * from.cols(), 0.0f32);
         dequantize(band.source, &mut values);
-        let to = MatrixLayout::new(format, from.rows(), from.cols())
-            .map_err(WriteError::layout(tensor))?;
-        quantize(to, &values, band.weights, band.scales).map_err(|source| {
-            WriteError::Quantise {
-                tensor: tensor.to_owned(),
-                format: format.to_string(),
-                reason: source.to_string(),
-            }
+        let to = MatrixLayout::new(format, from.rows(), from.cols()).map_err(WriteError::layout(tensor))?;
+        quantize(to, &values, band.weights, band.scales).map_err(|source| WriteError::Quantise {
+            tensor: tensor.to_owned(),
+            format: format.to_string(),
+            reason: source.to_string(),
         })?;
     }
     Ok(())
@@ -153,18 +141,8 @@ mod tests {
         let layout = |format| MatrixLayout::new(format, 1, 2).unwrap();
         let source = OwnedMatrix::quantize(layout(Format::F32), &[1.0, f32::NAN]).unwrap();
         let (mut weights, mut scales) = ([0; 1], [0; 4]);
-        let refused = transcode(
-            "x.weight",
-            source.as_ref(),
-            Format::Int4Row,
-            &mut weights,
-            &mut scales,
-            1,
-        );
+        let refused = transcode("x.weight", source.as_ref(), Format::Int4Row, &mut weights, &mut scales, 1);
         let message = refused.unwrap_err().to_string();
-        assert!(
-            message.contains("x.weight") && message.contains("int4"),
-            "{message}"
-        );
+        assert!(message.contains("x.weight") && message.contains("int4"), "{message}");
     }
 }

@@ -158,11 +158,7 @@ impl WriteError {
     /// Wraps an I/O error with what was being done and where.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WriteError {
         let path = path.to_owned();
-        move |source| WriteError::Io {
-            action,
-            path,
-            source,
-        }
+        move |source| WriteError::Io { action, path, source }
     }
 
     /// Wraps a layout error with the tensor's name.

@@ -82,12 +82,7 @@ pub(crate) struct FilePlanner {
 impl FilePlanner {
     /// An empty file.
     pub(crate) fn new(name: String) -> FilePlanner {
-        FilePlanner {
-            name,
-            entries: serde_json::Map::new(),
-            offset: 0,
-            pads: 0,
-        }
+        FilePlanner { name, entries: serde_json::Map::new(), offset: 0, pads: 0 }
     }
 
     /// Appends a tensor of `len` bytes.
@@ -98,12 +93,8 @@ impl FilePlanner {
         shape: &[usize],
         len: u64,
     ) -> Result<(), WriteError> {
-        let end = self
-            .offset
-            .checked_add(len)
-            .ok_or_else(|| WriteError::Overflow {
-                file: self.name.clone(),
-            })?;
+        let end =
+            self.offset.checked_add(len).ok_or_else(|| WriteError::Overflow { file: self.name.clone() })?;
         let entry = serde_json::json!({
             "dtype": dtype,
             "shape": shape,
@@ -139,11 +130,7 @@ impl FilePlanner {
         header.extend_from_slice(&(length as u64).to_le_bytes());
         header.extend_from_slice(json.as_bytes());
         header.resize(8 + length, b' ');
-        FilePlan {
-            name: self.name,
-            header,
-            data: self.offset,
-        }
+        FilePlan { name: self.name, header, data: self.offset }
     }
 }
 
@@ -169,14 +156,7 @@ impl<'p> FileWriter<'p> {
         let partial = dir.join(format!("{}{PARTIAL}", plan.name));
         let file = File::create(&partial).map_err(WriteError::io("create", &partial))?;
         let file = BufWriter::with_capacity(BUFFER, file);
-        let mut writer = FileWriter {
-            plan,
-            path,
-            partial,
-            file,
-            hash: Xxh3::new(),
-            written: 0,
-        };
+        let mut writer = FileWriter { plan, path, partial, file, hash: Xxh3::new(), written: 0 };
         writer.write(plan.header())?;
         Ok(writer)
     }
@@ -188,9 +168,7 @@ impl<'p> FileWriter<'p> {
 
     /// Appends bytes.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        self.file
-            .write_all(bytes)
-            .map_err(WriteError::io("write", &self.partial))?;
+        self.file.write_all(bytes).map_err(WriteError::io("write", &self.partial))?;
         self.hash.update(bytes);
         self.written += bytes.len() as u64;
         Ok(())
@@ -212,13 +190,8 @@ impl<'p> FileWriter<'p> {
                 written: self.written,
             });
         }
-        self.file
-            .flush()
-            .map_err(WriteError::io("write", &self.partial))?;
-        self.file
-            .get_ref()
-            .sync_all()
-            .map_err(WriteError::io("sync", &self.partial))?;
+        self.file.flush().map_err(WriteError::io("write", &self.partial))?;
+        self.file.get_ref().sync_all().map_err(WriteError::io("sync", &self.partial))?;
         fs::rename(&self.partial, &self.path).map_err(WriteError::io("rename", &self.partial))?;
         Ok(self.hash.digest())
     }
@@ -228,8 +201,7 @@ impl<'p> FileWriter<'p> {
 pub(crate) fn write_atomic(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), WriteError> {
     let partial = dir.join(format!("{name}{PARTIAL}"));
     let mut file = File::create(&partial).map_err(WriteError::io("create", &partial))?;
-    file.write_all(bytes)
-        .map_err(WriteError::io("write", &partial))?;
+    file.write_all(bytes).map_err(WriteError::io("write", &partial))?;
     file.sync_all().map_err(WriteError::io("sync", &partial))?;
     fs::rename(&partial, dir.join(name)).map_err(WriteError::io("rename", &partial))?;
     sync_dir(dir)
@@ -238,9 +210,7 @@ pub(crate) fn write_atomic(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), W
 /// Makes renames in `dir` durable, where the system can (a directory cannot be opened on Windows).
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), WriteError> {
     #[cfg(unix)]
-    File::open(dir)
-        .and_then(|d| d.sync_all())
-        .map_err(WriteError::io("sync", dir))?;
+    File::open(dir).and_then(|d| d.sync_all()).map_err(WriteError::io("sync", dir))?;
     #[cfg(not(unix))]
     let _ = dir;
     Ok(())

@@ -7,9 +7,7 @@ use std::thread;
 /// Threads worth starting for making bytes: what the system allows, but at most 8,
 /// since each holds one expert in memory.
 pub(crate) fn worker_threads() -> usize {
-    thread::available_parallelism()
-        .map_or(1, NonZero::get)
-        .min(8)
+    thread::available_parallelism().map_or(1, NonZero::get).min(8)
 }
 
 /// Calls `make(i)` for `i` in `0..count` on `threads` threads and `take(i, made)` on this one, in order.
@@ -81,12 +79,7 @@ mod tests {
 
     #[test]
     fn an_error_of_either_side_ends_the_work() {
-        let made = in_order(
-            100,
-            3,
-            |i| if i == 40 { Err("make") } else { Ok(i) },
-            |_, _| Ok(()),
-        );
+        let made = in_order(100, 3, |i| if i == 40 { Err("make") } else { Ok(i) }, |_, _| Ok(()));
         assert_eq!(made, Err("make"));
         let taken = in_order(100, 3, Ok, |i, _| if i == 7 { Err("take") } else { Ok(()) });
         assert_eq!(taken, Err("take"));

@@ -33,15 +33,8 @@ pub enum Like {
 
 impl Like {
     /// All of them.
-    pub const ALL: [Like; 7] = [
-        Like::Tiny,
-        Like::Wide,
-        Like::Fat,
-        Like::Glm52,
-        Like::Olmoe,
-        Like::Qwen3Moe,
-        Like::DeepseekV3,
-    ];
+    pub const ALL: [Like; 7] =
+        [Like::Tiny, Like::Wide, Like::Fat, Like::Glm52, Like::Olmoe, Like::Qwen3Moe, Like::DeepseekV3];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
@@ -70,19 +63,14 @@ impl fmt::Display for Like {
 
 /// A name that no synthetic model has.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error(
-    "unknown synthetic model {0:?}: expected tiny, wide, fat, glm-5.2, olmoe, qwen3-moe or deepseek-v3"
-)]
+#[error("unknown synthetic model {0:?}: expected tiny, wide, fat, glm-5.2, olmoe, qwen3-moe or deepseek-v3")]
 pub struct ParseLikeError(pub String);
 
 impl FromStr for Like {
     type Err = ParseLikeError;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Like::ALL
-            .into_iter()
-            .find(|l| l.name() == name)
-            .ok_or_else(|| ParseLikeError(name.to_owned()))
+        Like::ALL.into_iter().find(|l| l.name() == name).ok_or_else(|| ParseLikeError(name.to_owned()))
     }
 }
 
@@ -122,9 +110,9 @@ pub fn config(like: Like, layers: Option<u32>, experts: Option<u32>) -> Result<V
 
 fn check(what: &str, asked: Option<u32>, most: u32) -> Result<(), WriteError> {
     match asked {
-        Some(n) if n == 0 || n > most => Err(WriteError::Synth(format!(
-            "{what}: wanted 1 to {most}, got {n}"
-        ))),
+        Some(n) if n == 0 || n > most => {
+            Err(WriteError::Synth(format!("{what}: wanted 1 to {most}, got {n}")))
+        }
         _ => Ok(()),
     }
 }
@@ -137,19 +125,14 @@ fn number(config: &Map<String, Value>, key: &str) -> Option<u32> {
 /// Which layers own an indexer: `indexer_types[i]` is full where max(0, i − offset + 1) mod freq = 0.
 fn indexer_types(layers: u32, freq: u32, offset: u32) -> Value {
     let full = |i: u32| (i + 1).saturating_sub(offset).is_multiple_of(freq);
-    (0..layers)
-        .map(|i| if full(i) { "full" } else { "shared" })
-        .collect()
+    (0..layers).map(|i| if full(i) { "full" } else { "shared" }).collect()
 }
 
 fn set_layers(config: &mut Map<String, Value>, layers: u32) {
     config.insert("num_hidden_layers".to_owned(), layers.into());
     let freq = number(config, "index_topk_freq");
     if let (Some(freq), Some(offset)) = (freq, number(config, "index_skip_topk_offset")) {
-        config.insert(
-            "indexer_types".to_owned(),
-            indexer_types(layers, freq, offset),
-        );
+        config.insert("indexer_types".to_owned(), indexer_types(layers, freq, offset));
     }
     if let Some(dense) = number(config, "first_k_dense_replace") {
         config.insert("first_k_dense_replace".to_owned(), dense.min(layers).into());
@@ -157,15 +140,9 @@ fn set_layers(config: &mut Map<String, Value>, layers: u32) {
 }
 
 fn set_experts(config: &mut Map<String, Value>, experts: u32) {
-    let key = if config.contains_key("num_experts") {
-        "num_experts"
-    } else {
-        "n_routed_experts"
-    };
+    let key = if config.contains_key("num_experts") { "num_experts" } else { "n_routed_experts" };
     config.insert(key.to_owned(), experts.into());
-    let chosen = number(config, "num_experts_per_tok")
-        .unwrap_or(1)
-        .min(experts);
+    let chosen = number(config, "num_experts_per_tok").unwrap_or(1).min(experts);
     config.insert("num_experts_per_tok".to_owned(), chosen.into());
     if let (Some(groups), Some(kept)) = (number(config, "n_group"), number(config, "topk_group")) {
         // A group's score is the sum of its two best, and the kept groups must hold the chosen experts.
@@ -244,17 +221,11 @@ fn with(mut base: Map<String, Value>, changes: Value) -> Map<String, Value> {
 
 fn tiny() -> Map<String, Value> {
     // Expert width 96 differs from hidden, so a swapped shape cannot pass.
-    with(
-        glm_small(),
-        json!({"moe_intermediate_size": 96, "num_nextn_predict_layers": 1}),
-    )
+    with(glm_small(), json!({"moe_intermediate_size": 96, "num_nextn_predict_layers": 1}))
 }
 
 fn wide() -> Map<String, Value> {
-    with(
-        glm_small(),
-        json!({"n_routed_experts": 256, "num_experts_per_tok": 8}),
-    )
+    with(glm_small(), json!({"n_routed_experts": 256, "num_experts_per_tok": 8}))
 }
 
 /// One expert in int4-g64 takes 3 · 192 · 6464 · 0.5625 = 2,094,336 bytes, 2 MiB in whole pages.
@@ -406,13 +377,7 @@ mod tests {
         for like in Like::ALL {
             assert_eq!(like.name().parse(), Ok(like));
         }
-        assert!(
-            "glm"
-                .parse::<Like>()
-                .unwrap_err()
-                .to_string()
-                .contains("glm-5.2")
-        );
+        assert!("glm".parse::<Like>().unwrap_err().to_string().contains("glm-5.2"));
     }
 
     #[test]
@@ -429,34 +394,17 @@ mod tests {
     fn fewer_layers_and_experts_keep_the_rest_consistent() {
         let glm = config(Like::Glm52, Some(5), Some(4)).unwrap();
         assert_eq!(glm["indexer_types"].as_array().unwrap().len(), 5);
-        assert_eq!(
-            (&glm["first_k_dense_replace"], &glm["num_experts_per_tok"]),
-            (&json!(3), &json!(4))
-        );
+        assert_eq!((&glm["first_k_dense_replace"], &glm["num_experts_per_tok"]), (&json!(3), &json!(4)));
         let deepseek = config(Like::DeepseekV3, Some(2), Some(64)).unwrap();
-        assert_eq!(
-            (&deepseek["n_group"], &deepseek["first_k_dense_replace"]),
-            (&json!(8), &json!(2))
-        );
+        assert_eq!((&deepseek["n_group"], &deepseek["first_k_dense_replace"]), (&json!(8), &json!(2)));
         let ungrouped = config(Like::DeepseekV3, None, Some(10)).unwrap();
-        assert_eq!(
-            (&ungrouped["n_group"], &ungrouped["topk_group"]),
-            (&json!(1), &json!(1))
-        );
-        assert_eq!(
-            config(Like::Olmoe, None, Some(16)).unwrap()["num_experts"],
-            16
-        );
+        assert_eq!((&ungrouped["n_group"], &ungrouped["topk_group"]), (&json!(1), &json!(1)));
+        assert_eq!(config(Like::Olmoe, None, Some(16)).unwrap()["num_experts"], 16);
     }
 
     #[test]
     fn impossible_numbers_are_refused() {
-        for (layers, experts) in [
-            (Some(0), None),
-            (Some(129), None),
-            (None, Some(0)),
-            (None, Some(4097)),
-        ] {
+        for (layers, experts) in [(Some(0), None), (Some(129), None), (None, Some(0)), (None, Some(4097))] {
             assert!(config(Like::Tiny, layers, experts).is_err());
         }
     }

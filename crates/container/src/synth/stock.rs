@@ -107,25 +107,13 @@ impl Form {
         }
         if layout.scale_bytes() == 0 {
             let shape = weights_shape(layout);
-            return vec![entry(
-                name,
-                dtype(layout.format()),
-                shape,
-                layout.weight_bytes(),
-                Piece::Weights,
-            )];
+            return vec![entry(name, dtype(layout.format()), shape, layout.weight_bytes(), Piece::Weights)];
         }
         let scales = format!("{name}{SCALES_SUFFIX}");
         let (weight_bytes, scale_bytes) = (layout.weight_bytes(), layout.scale_bytes());
         vec![
             entry(name, "U8", vec![weight_bytes], weight_bytes, Piece::Weights),
-            entry(
-                scales,
-                "F32",
-                vec![scale_bytes / 4],
-                scale_bytes,
-                Piece::Scales,
-            ),
+            entry(scales, "F32", vec![scale_bytes / 4], scale_bytes, Piece::Scales),
         ]
     }
 }
@@ -152,11 +140,7 @@ fn units(inventory: &Inventory, layouts: &Layouts) -> Result<Vec<Unit>, WriteErr
             // The indexer's norm has the role of a norm; its name tells it.
             indexer: matches!(spec.role, Role::Indexer | Role::IndexerWeights)
                 || spec.name.contains(".indexer."),
-            matrices: vec![Matrix {
-                name: spec.name.clone(),
-                role: spec.role,
-                layout,
-            }],
+            matrices: vec![Matrix { name: spec.name.clone(), role: spec.role, layout }],
         });
     }
     for spec in &inventory.experts {
@@ -169,12 +153,7 @@ fn units(inventory: &Inventory, layouts: &Layouts) -> Result<Vec<Unit>, WriteErr
                     layout: three[part as usize],
                 })
                 .to_vec();
-            units.push(Unit {
-                layer: Some(spec.layer),
-                draft: spec.draft,
-                indexer: false,
-                matrices,
-            });
+            units.push(Unit { layer: Some(spec.layer), draft: spec.draft, indexer: false, matrices });
         }
     }
     units.sort_by_key(|u| u.layer);
@@ -211,10 +190,7 @@ fn plan(
     for entry in &entries {
         planner.push(&entry.name, entry.dtype, &entry.shape, entry.bytes)?;
     }
-    Ok(StockFile {
-        plan: planner.finish(metadata, STOCK_ALIGN),
-        entries,
-    })
+    Ok(StockFile { plan: planner.finish(metadata, STOCK_ALIGN), entries })
 }
 
 /// Plans all files of a form.
@@ -233,36 +209,16 @@ fn files(
             1 => "model.safetensors".to_owned(),
             _ => format!("model-{:05}-of-{total:05}.safetensors", i + 1),
         };
-        return shards
-            .iter()
-            .enumerate()
-            .map(|(i, s)| plan(name(i), s, form, &metadata))
-            .collect();
+        return shards.iter().enumerate().map(|(i, s)| plan(name(i), s, form, &metadata)).collect();
     }
     let of = |wanted: fn(&Unit) -> bool| units.iter().filter(|u| wanted(u)).collect::<Vec<_>>();
     let mut files = Vec::new();
-    for (i, shard) in shards(&of(|u| !u.draft && !u.indexer), form, count)
-        .iter()
-        .enumerate()
-    {
-        files.push(plan(
-            format!("out-{i:05}.safetensors"),
-            shard,
-            form,
-            &BTreeMap::new(),
-        )?);
+    for (i, shard) in shards(&of(|u| !u.draft && !u.indexer), form, count).iter().enumerate() {
+        files.push(plan(format!("out-{i:05}.safetensors"), shard, form, &BTreeMap::new())?);
     }
-    for (name, units) in [
-        ("mtp", of(|u| u.draft)),
-        ("idx", of(|u| !u.draft && u.indexer)),
-    ] {
+    for (name, units) in [("mtp", of(|u| u.draft)), ("idx", of(|u| !u.draft && u.indexer))] {
         if !units.is_empty() {
-            files.push(plan(
-                format!("out-{name}-00000.safetensors"),
-                &units,
-                form,
-                &BTreeMap::new(),
-            )?);
+            files.push(plan(format!("out-{name}-00000.safetensors"), &units, form, &BTreeMap::new())?);
         }
     }
     Ok(files)
@@ -285,17 +241,11 @@ impl StockPlan {
         const SHARD: u64 = 5 << 30;
         let count = match shards {
             Some(count) => count,
-            None => units(inventory, layouts)?
-                .iter()
-                .map(|u| u.bytes(form))
-                .sum::<u64>()
-                .div_ceil(SHARD)
-                .max(1),
+            None => {
+                units(inventory, layouts)?.iter().map(|u| u.bytes(form)).sum::<u64>().div_ceil(SHARD).max(1)
+            }
         };
-        Ok(StockPlan {
-            files: files(inventory, layouts, form, count)?,
-            form,
-        })
+        Ok(StockPlan { files: files(inventory, layouts, form, count)?, form })
     }
 
     /// Names and lengths.
@@ -304,46 +254,27 @@ impl StockPlan {
     }
 
     /// Writes the files, and the index of a sharded Hugging Face checkpoint.
-    pub(super) fn write(
-        &self,
-        dir: &Path,
-        values: Values,
-        meter: &mut Meter<'_>,
-    ) -> Result<(), WriteError> {
+    pub(super) fn write(&self, dir: &Path, values: Values, meter: &mut Meter<'_>) -> Result<(), WriteError> {
         for file in &self.files {
             let mut writer = FileWriter::create(dir, &file.plan)?;
             let make = |i: usize| file.entries[i].make(values);
-            in_order(
-                file.entries.len(),
-                worker_threads(),
-                make,
-                |_, bytes: Vec<u8>| {
-                    writer.write(&bytes)?;
-                    meter.report(file.plan.name(), writer.written())
-                },
-            )?;
+            in_order(file.entries.len(), worker_threads(), make, |_, bytes: Vec<u8>| {
+                writer.write(&bytes)?;
+                meter.report(file.plan.name(), writer.written())
+            })?;
             writer.finish()?;
             meter.close(file.plan.bytes());
         }
         sync_dir(dir)?;
         if self.form == Form::Hf && self.files.len() > 1 {
-            let total: u64 = self
-                .files
-                .iter()
-                .flat_map(|f| &f.entries)
-                .map(|e| e.bytes)
-                .sum();
+            let total: u64 = self.files.iter().flat_map(|f| &f.entries).map(|e| e.bytes).sum();
             let map: BTreeMap<&str, &str> = self
                 .files
                 .iter()
                 .flat_map(|f| f.entries.iter().map(|e| (e.name.as_str(), f.plan.name())))
                 .collect();
             let index = json!({"metadata": {"total_size": total}, "weight_map": map});
-            write_atomic(
-                dir,
-                "model.safetensors.index.json",
-                index.to_string().as_bytes(),
-            )?;
+            write_atomic(dir, "model.safetensors.index.json", index.to_string().as_bytes())?;
         }
         Ok(())
     }
@@ -366,8 +297,7 @@ impl Entry {
         if self.piece == Piece::Scales {
             return Ok(scales);
         }
-        let stored =
-            MatrixRef::new(*layout, &weights, &scales).map_err(WriteError::layout(name))?;
+        let stored = MatrixRef::new(*layout, &weights, &scales).map_err(WriteError::layout(name))?;
         let mut out = vec![0; layout.rows() * layout.cols() * 2];
         transcode(name, stored, Format::Bf16, &mut out, &mut [], 1)?;
         Ok(out)

@@ -47,11 +47,8 @@ fn stand_ins() -> Vec<char> {
 
 /// `tokenizer.json`.
 pub(super) fn tokenizer_json() -> Value {
-    let vocab: Map<String, Value> = stand_ins()
-        .into_iter()
-        .zip(0u32..)
-        .map(|(c, id)| (c.to_string(), id.into()))
-        .collect();
+    let vocab: Map<String, Value> =
+        stand_ins().into_iter().zip(0u32..).map(|(c, id)| (c.to_string(), id.into())).collect();
     let added: Vec<Value> = SPECIALS
         .iter()
         .zip(256u32..)
@@ -100,10 +97,7 @@ mod tests {
     fn every_byte_has_its_own_stand_in_and_id() {
         let chars = stand_ins();
         assert_eq!(chars.len(), 256);
-        assert_eq!(
-            (chars[usize::from(b'a')], chars[usize::from(b' ')], chars[0]),
-            ('a', 'Ġ', 'Ā')
-        );
+        assert_eq!((chars[usize::from(b'a')], chars[usize::from(b' ')], chars[0]), ('a', 'Ġ', 'Ā'));
         let tokenizer = tokenizer_json();
         let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
         assert_eq!(vocab.len(), 256);

@@ -99,12 +99,7 @@ impl Values {
 
     /// f32 numbers rounded to `layout`'s format; they hold in bf16, so that every form of the
     /// model has the same norms and routers.
-    fn rounded(
-        self,
-        tensor: &str,
-        role: Role,
-        layout: MatrixLayout,
-    ) -> Result<OwnedMatrix, WriteError> {
+    fn rounded(self, tensor: &str, role: Role, layout: MatrixLayout) -> Result<OwnedMatrix, WriteError> {
         let mut rng = self.stream(tensor, WEIGHTS);
         let (centre, reach) = spread(role, layout.cols());
         let numbers: Vec<f32> = (0..layout.rows() * layout.cols())
@@ -138,16 +133,9 @@ mod tests {
     fn matrix(seed: u64, tensor: &str, format: Format, rows: usize, cols: usize) -> Vec<f32> {
         let layout = MatrixLayout::new(format, rows, cols).unwrap();
         let values = Values { seed };
-        let (mut weights, mut scales) = (
-            vec![0; layout.weight_bytes()],
-            vec![0; layout.scale_bytes()],
-        );
-        values
-            .weights(tensor, Role::Attention, layout, &mut weights)
-            .unwrap();
-        values
-            .scales(tensor, Role::Attention, layout, &mut scales)
-            .unwrap();
+        let (mut weights, mut scales) = (vec![0; layout.weight_bytes()], vec![0; layout.scale_bytes()]);
+        values.weights(tensor, Role::Attention, layout, &mut weights).unwrap();
+        values.scales(tensor, Role::Attention, layout, &mut scales).unwrap();
         let owned = OwnedMatrix::new(layout, weights, scales).unwrap();
         let mut out = vec![0.0; rows * cols];
         dequantize(owned.as_ref(), &mut out);
@@ -156,28 +144,16 @@ mod tests {
 
     #[test]
     fn every_format_has_mean_0_and_variance_1_over_cols() {
-        let all = [
-            Format::F32,
-            Format::F16,
-            Format::Bf16,
-            Format::Int8Row,
-            Format::Int4Row,
-            Format::Int4Group(64),
-        ];
+        let all =
+            [Format::F32, Format::F16, Format::Bf16, Format::Int8Row, Format::Int4Row, Format::Int4Group(64)];
         for format in all.into_iter().chain([Format::Fp8Block]) {
             let (rows, cols) = (200, 333);
             let numbers = matrix(1, "w", format, rows, cols);
             let n = numbers.len() as f32;
             let mean = numbers.iter().sum::<f32>() / n;
             let variance = numbers.iter().map(|v| v * v).sum::<f32>() / n;
-            assert!(
-                (mean * (cols as f32).sqrt()).abs() < 0.02,
-                "{format}: mean {mean}"
-            );
-            assert!(
-                (0.9..1.15).contains(&(variance * cols as f32)),
-                "{format}: variance {variance}"
-            );
+            assert!((mean * (cols as f32).sqrt()).abs() < 0.02, "{format}: mean {mean}");
+            assert!((0.9..1.15).contains(&(variance * cols as f32)), "{format}: variance {variance}");
         }
     }
 

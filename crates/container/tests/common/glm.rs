@@ -15,14 +15,7 @@ fn spec(
     layer: Option<u32>,
     optional: bool,
 ) -> TensorSpec {
-    TensorSpec {
-        name,
-        rows,
-        cols,
-        role,
-        layer,
-        optional,
-    }
+    TensorSpec { name, rows, cols, role, layer, optional }
 }
 
 /// Every tensor that a configuration of `synth::config` asks for.
@@ -35,11 +28,7 @@ pub fn inventory(config: &Value) -> Inventory {
     let mut inventory = Inventory {
         family: config["model_type"].as_str().unwrap().to_owned(),
         tensors: vec![
-            top(
-                "model.embed_tokens.weight",
-                n("vocab_size"),
-                Role::Embedding,
-            ),
+            top("model.embed_tokens.weight", n("vocab_size"), Role::Embedding),
             top("lm_head.weight", n("vocab_size"), Role::Head),
             top("model.norm.weight", 1, Role::Norm),
         ],
@@ -51,33 +40,16 @@ pub fn inventory(config: &Value) -> Inventory {
             indexer(&mut inventory, config, layer as u32);
         }
         if layer < dense {
-            ffn(
-                &mut inventory,
-                "",
-                n("intermediate_size"),
-                hidden,
-                layer as u32,
-                Role::DenseFfn,
-                false,
-            );
+            ffn(&mut inventory, "", n("intermediate_size"), hidden, layer as u32, Role::DenseFfn, false);
         } else {
             sparse(&mut inventory, config, layer as u32, layer >= layers);
         }
         if layer >= layers {
             let at = |name: &str| format!("model.layers.{layer}.{name}.weight");
             let l = Some(layer as u32);
-            inventory.tensors.push(spec(
-                at("eh_proj"),
-                hidden,
-                2 * hidden,
-                Role::Draft,
-                l,
-                true,
-            ));
+            inventory.tensors.push(spec(at("eh_proj"), hidden, 2 * hidden, Role::Draft, l, true));
             for norm in ["enorm", "hnorm", "shared_head.norm"] {
-                inventory
-                    .tensors
-                    .push(spec(at(norm), 1, hidden, Role::Norm, l, true));
+                inventory.tensors.push(spec(at(norm), 1, hidden, Role::Norm, l, true));
             }
         }
     }
@@ -87,11 +59,7 @@ pub fn inventory(config: &Value) -> Inventory {
 fn attention(inventory: &mut Inventory, config: &Value, layer: u32, draft: bool) {
     let n = |key| number(config, key);
     let (hidden, heads) = (n("hidden_size"), n("num_attention_heads"));
-    let (nope, rope, v) = (
-        n("qk_nope_head_dim"),
-        n("qk_rope_head_dim"),
-        n("v_head_dim"),
-    );
+    let (nope, rope, v) = (n("qk_nope_head_dim"), n("qk_rope_head_dim"), n("v_head_dim"));
     let (q_lora, kv_lora) = (n("q_lora_rank"), n("kv_lora_rank"));
     let role = if draft { Role::Draft } else { Role::Attention };
     for (name, rows, cols, role) in [
@@ -106,9 +74,7 @@ fn attention(inventory: &mut Inventory, config: &Value, layer: u32, draft: bool)
         ("self_attn.o_proj", hidden, heads * v, role),
     ] {
         let name = format!("model.layers.{layer}.{name}.weight");
-        inventory
-            .tensors
-            .push(spec(name, rows, cols, role, Some(layer), draft));
+        inventory.tensors.push(spec(name, rows, cols, role, Some(layer), draft));
     }
 }
 
@@ -123,9 +89,7 @@ fn indexer(inventory: &mut Inventory, config: &Value, layer: u32) {
         ("k_norm.bias", 1, dim, Role::Bias),
     ] {
         let name = format!("model.layers.{layer}.self_attn.indexer.{name}");
-        inventory
-            .tensors
-            .push(spec(name, rows, cols, role, Some(layer), true));
+        inventory.tensors.push(spec(name, rows, cols, role, Some(layer), true));
     }
 }
 
@@ -138,34 +102,17 @@ fn ffn(
     role: Role,
     optional: bool,
 ) {
-    for (part, rows, cols) in [
-        ("gate", width, hidden),
-        ("up", width, hidden),
-        ("down", hidden, width),
-    ] {
+    for (part, rows, cols) in [("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)] {
         let name = format!("model.layers.{layer}.mlp.{prefix}{part}_proj.weight");
-        inventory
-            .tensors
-            .push(spec(name, rows, cols, role, Some(layer), optional));
+        inventory.tensors.push(spec(name, rows, cols, role, Some(layer), optional));
     }
 }
 
 fn sparse(inventory: &mut Inventory, config: &Value, layer: u32, draft: bool) {
     let n = |key| number(config, key);
-    let (hidden, width, count) = (
-        n("hidden_size"),
-        n("moe_intermediate_size"),
-        n("n_routed_experts"),
-    );
+    let (hidden, width, count) = (n("hidden_size"), n("moe_intermediate_size"), n("n_routed_experts"));
     let at = |name: &str| format!("model.layers.{layer}.mlp.gate.{name}");
-    inventory.tensors.push(spec(
-        at("weight"),
-        count,
-        hidden,
-        Role::Router,
-        Some(layer),
-        draft,
-    ));
+    inventory.tensors.push(spec(at("weight"), count, hidden, Role::Router, Some(layer), draft));
     inventory.tensors.push(spec(
         at("e_score_correction_bias"),
         1,
@@ -174,20 +121,8 @@ fn sparse(inventory: &mut Inventory, config: &Value, layer: u32, draft: bool) {
         Some(layer),
         draft,
     ));
-    let role = if draft {
-        Role::Draft
-    } else {
-        Role::SharedExpert
-    };
-    ffn(
-        inventory,
-        "shared_experts.",
-        width * n("n_shared_experts"),
-        hidden,
-        layer,
-        role,
-        draft,
-    );
+    let role = if draft { Role::Draft } else { Role::SharedExpert };
+    ffn(inventory, "shared_experts.", width * n("n_shared_experts"), hidden, layer, role, draft);
     inventory.experts.push(ExpertLayerSpec {
         layer,
         count: count as u32,

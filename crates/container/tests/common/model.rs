@@ -28,10 +28,7 @@ pub fn model(like: Like, options: &SynthOptions) -> Model {
     let config = config(like, None, None).unwrap();
     let inventory = inventory(&config);
     let dir = TempDir::new().unwrap();
-    synth(dir.path(), &config, &inventory, options, &mut |_| {
-        ControlFlow::Continue(())
-    })
-    .unwrap();
+    synth(dir.path(), &config, &inventory, options, &mut |_| ControlFlow::Continue(())).unwrap();
     Model { dir, inventory }
 }
 
@@ -44,23 +41,13 @@ pub fn tiny(format: SynthFormat) -> Model {
 pub fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(dir).unwrap().map(|e| e.unwrap());
     entries
-        .map(|e| {
-            (
-                e.file_name().into_string().unwrap(),
-                fs::read(e.path()).unwrap(),
-            )
-        })
+        .map(|e| (e.file_name().into_string().unwrap(), fs::read(e.path()).unwrap()))
         .filter(|(name, _)| !name.starts_with('.'))
         .collect()
 }
 
 /// Weight and scale bytes of one matrix of an expert, read through its place.
-pub fn part(
-    checkpoint: &Checkpoint,
-    layer: &ExpertLayerSpec,
-    expert: u32,
-    part: Part,
-) -> (Vec<u8>, Vec<u8>) {
+pub fn part(checkpoint: &Checkpoint, layer: &ExpertLayerSpec, expert: u32, part: Part) -> (Vec<u8>, Vec<u8>) {
     let place = checkpoint.expert(layer, expert).unwrap();
     let found = &place.parts[part as usize];
     let read = |at: metaltail_container::RunOffset, len: usize| {
@@ -68,8 +55,6 @@ pub fn part(
         run[at.offset as usize..][..len].to_vec()
     };
     let weights = read(found.weights, found.layout.weight_bytes());
-    let scales = found
-        .scales
-        .map_or(Vec::new(), |at| read(at, found.layout.scale_bytes()));
+    let scales = found.scales.map_or(Vec::new(), |at| read(at, found.layout.scale_bytes()));
     (weights, scales)
 }

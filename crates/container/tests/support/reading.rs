@@ -22,16 +22,9 @@ pub struct Shard {
 }
 
 impl Shard {
-    pub fn tensor(
-        &mut self,
-        name: &str,
-        dtype: &str,
-        shape: &[usize],
-        bytes: Vec<u8>,
-    ) -> &mut Self {
+    pub fn tensor(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: Vec<u8>) -> &mut Self {
         let shape = shape.iter().map(|&dim| dim as u64).collect();
-        self.tensors
-            .push((name.to_owned(), dtype.to_owned(), shape, bytes));
+        self.tensors.push((name.to_owned(), dtype.to_owned(), shape, bytes));
         self
     }
 
@@ -46,9 +39,7 @@ impl Shard {
     }
 
     pub fn rename(&mut self, rename: impl Fn(&str) -> String) -> &mut Self {
-        self.tensors
-            .iter_mut()
-            .for_each(|(name, ..)| *name = rename(name));
+        self.tensors.iter_mut().for_each(|(name, ..)| *name = rename(name));
         self
     }
 
@@ -74,18 +65,14 @@ impl Shard {
     pub fn bytes(&self, align: usize) -> Vec<u8> {
         let mut header = serde_json::Map::new();
         if !self.metadata.is_empty() {
-            let map: serde_json::Map<_, _> = self
-                .metadata
-                .iter()
-                .map(|(k, v)| (k.clone(), v.clone().into()))
-                .collect();
+            let map: serde_json::Map<_, _> =
+                self.metadata.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
             header.insert("__metadata__".to_owned(), map.into());
         }
         let mut at = 0;
         for (name, dtype, shape, bytes) in &self.tensors {
             let end = at + bytes.len();
-            let entry =
-                serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]});
+            let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]});
             assert!(header.insert(name.clone(), entry).is_none(), "{name} twice");
             at = end;
         }
@@ -93,9 +80,7 @@ impl Shard {
         json.resize((8 + json.len()).next_multiple_of(align) - 8, b' ');
         let mut file = (json.len() as u64).to_le_bytes().to_vec();
         file.extend(json);
-        self.tensors
-            .iter()
-            .for_each(|(.., bytes)| file.extend(bytes));
+        self.tensors.iter().for_each(|(.., bytes)| file.extend(bytes));
         file
     }
 
@@ -106,70 +91,35 @@ impl Shard {
 
 /// Values of a tensor, told apart by its name.
 pub fn values(name: &str, len: usize) -> Vec<f32> {
-    let seed = name
-        .bytes()
-        .fold(1u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into()));
+    let seed = name.bytes().fold(1u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into()));
     (0..len as u32)
-        .map(|i| {
-            ((seed.wrapping_add(i.wrapping_mul(2_654_435_761)) >> 16) % 256) as f32 / 64.0 - 2.0
-        })
+        .map(|i| ((seed.wrapping_add(i.wrapping_mul(2_654_435_761)) >> 16) % 256) as f32 / 64.0 - 2.0)
         .collect()
 }
 
 /// Weight and scale bytes of the named tensor's values in a format.
 pub fn stored(name: &str, layout: MatrixLayout) -> (Vec<u8>, Vec<u8>) {
-    let (mut weights, mut scales) = (
-        vec![0; layout.weight_bytes()],
-        vec![0; layout.scale_bytes()],
-    );
-    quantize(
-        layout,
-        &values(name, layout.rows() * layout.cols()),
-        &mut weights,
-        &mut scales,
-    )
-    .unwrap();
+    let (mut weights, mut scales) = (vec![0; layout.weight_bytes()], vec![0; layout.scale_bytes()]);
+    quantize(layout, &values(name, layout.rows() * layout.cols()), &mut weights, &mut scales).unwrap();
     (weights, scales)
 }
 
 fn spec(name: &str, rows: usize, cols: usize, role: Role, layer: Option<u32>) -> TensorSpec {
-    TensorSpec {
-        name: name.to_owned(),
-        rows,
-        cols,
-        role,
-        layer,
-        optional: false,
-    }
+    TensorSpec { name: name.to_owned(), rows, cols, role, layer, optional: false }
 }
 
 /// A dense layer, `sparse` layers with experts and, if asked for, a draft layer.
 pub fn inventory(sparse: u32, draft: bool) -> Inventory {
-    let mut inventory = Inventory {
-        family: "tiny".to_owned(),
-        ..Inventory::default()
-    };
+    let mut inventory = Inventory { family: "tiny".to_owned(), ..Inventory::default() };
     let tensors = &mut inventory.tensors;
-    tensors.push(spec(
-        "model.embed_tokens.weight",
-        16,
-        HIDDEN,
-        Role::Embedding,
-        None,
-    ));
+    tensors.push(spec("model.embed_tokens.weight", 16, HIDDEN, Role::Embedding, None));
     tensors.push(spec("lm_head.weight", 16, HIDDEN, Role::Head, None));
     tensors.push(spec("model.norm.weight", 1, HIDDEN, Role::Norm, None));
     for layer in 0..=sparse + u32::from(draft) {
         let is_draft = layer > sparse;
         let begin = tensors.len();
         let name = |rest: &str| format!("model.layers.{layer}.{rest}");
-        tensors.push(spec(
-            &name("input_layernorm.weight"),
-            1,
-            HIDDEN,
-            Role::Norm,
-            Some(layer),
-        ));
+        tensors.push(spec(&name("input_layernorm.weight"), 1, HIDDEN, Role::Norm, Some(layer)));
         tensors.push(spec(
             &name("self_attn.o_proj.weight"),
             HIDDEN,
@@ -178,33 +128,13 @@ pub fn inventory(sparse: u32, draft: bool) -> Inventory {
             Some(layer),
         ));
         if layer == 0 {
-            tensors.push(spec(
-                &name("mlp.up_proj.weight"),
-                128,
-                HIDDEN,
-                Role::DenseFfn,
-                Some(layer),
-            ));
+            tensors.push(spec(&name("mlp.up_proj.weight"), 128, HIDDEN, Role::DenseFfn, Some(layer)));
             continue;
         }
-        tensors.push(spec(
-            &name("mlp.gate.weight"),
-            EXPERTS as usize,
-            HIDDEN,
-            Role::Router,
-            Some(layer),
-        ));
+        tensors.push(spec(&name("mlp.gate.weight"), EXPERTS as usize, HIDDEN, Role::Router, Some(layer)));
         if is_draft {
-            tensors.push(spec(
-                &name("eh_proj.weight"),
-                HIDDEN,
-                2 * HIDDEN,
-                Role::Draft,
-                Some(layer),
-            ));
-            tensors[begin..]
-                .iter_mut()
-                .for_each(|spec| spec.optional = true);
+            tensors.push(spec(&name("eh_proj.weight"), HIDDEN, 2 * HIDDEN, Role::Draft, Some(layer)));
+            tensors[begin..].iter_mut().for_each(|spec| spec.optional = true);
         }
         inventory.experts.push(ExpertLayerSpec {
             layer,
@@ -221,11 +151,8 @@ pub fn inventory(sparse: u32, draft: bool) -> Inventory {
 
 /// Every matrix of an inventory: name, rows, columns, whether it belongs to an expert.
 fn matrices(inventory: &Inventory) -> Vec<(String, usize, usize, Option<Role>)> {
-    let mut all: Vec<_> = inventory
-        .tensors
-        .iter()
-        .map(|t| (t.name.clone(), t.rows, t.cols, Some(t.role)))
-        .collect();
+    let mut all: Vec<_> =
+        inventory.tensors.iter().map(|t| (t.name.clone(), t.rows, t.cols, Some(t.role))).collect();
     for layer in &inventory.experts {
         for expert in 0..layer.count {
             for part in Part::ALL {
@@ -238,11 +165,7 @@ fn matrices(inventory: &Inventory) -> Vec<(String, usize, usize, Option<Role>)> 
 }
 
 fn shape(rows: usize, cols: usize) -> Vec<usize> {
-    if rows == 1 {
-        vec![cols]
-    } else {
-        vec![rows, cols]
-    }
+    if rows == 1 { vec![cols] } else { vec![rows, cols] }
 }
 
 /// The inventory as a Hugging Face checkpoint in bf16.

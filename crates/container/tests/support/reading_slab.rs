@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use metaltail_container::slab::{
-    BLOB_ALIGN, Checksum, FORMAT_NAME, META_SLAB, META_TENSORS, Manifest, ManifestExperts,
-    ManifestFile, Parameters, RUN_ALIGN, TensorMeta, TensorMetas, VERSION,
+    BLOB_ALIGN, Checksum, FORMAT_NAME, META_SLAB, META_TENSORS, Manifest, ManifestExperts, ManifestFile,
+    Parameters, RUN_ALIGN, TensorMeta, TensorMetas, VERSION,
 };
 use metaltail_container::{ExpertLayerSpec, Inventory, Part};
 use metaltail_quant::{Format, MatrixLayout};
@@ -18,11 +18,7 @@ pub fn slab_dir(inventory: &Inventory, experts: Format) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     config(dir.path());
     let files = vec![dense_file(dir.path(), inventory)];
-    let experts = inventory
-        .experts
-        .iter()
-        .map(|layer| expert_file(dir.path(), layer, experts))
-        .collect();
+    let experts = inventory.experts.iter().map(|layer| expert_file(dir.path(), layer, experts)).collect();
     let manifest = Manifest {
         format: FORMAT_NAME.to_owned(),
         version: VERSION,
@@ -41,17 +37,11 @@ pub fn slab_dir(inventory: &Inventory, experts: Format) -> tempfile::TempDir {
 }
 
 pub fn write_manifest(dir: &Path, manifest: &Manifest) {
-    fs::write(
-        dir.join("manifest.json"),
-        serde_json::to_vec(manifest).unwrap(),
-    )
-    .unwrap();
+    fs::write(dir.join("manifest.json"), serde_json::to_vec(manifest).unwrap()).unwrap();
 }
 
 fn finish(shard: &mut Shard, metas: &TensorMetas, path: &Path) -> Vec<u8> {
-    shard
-        .meta(META_SLAB, "1")
-        .meta(META_TENSORS, &serde_json::to_string(metas).unwrap());
+    shard.meta(META_SLAB, "1").meta(META_TENSORS, &serde_json::to_string(metas).unwrap());
     let bytes = shard.bytes(RUN_ALIGN as usize);
     fs::write(path, &bytes).unwrap();
     bytes
@@ -61,29 +51,14 @@ fn dense_file(dir: &Path, inventory: &Inventory) -> ManifestFile {
     let (mut shard, mut metas) = (Shard::default(), TensorMetas::new());
     for spec in &inventory.tensors {
         let layout = MatrixLayout::new(Format::F32, spec.rows, spec.cols).unwrap();
-        let shape = if spec.rows == 1 {
-            vec![spec.cols]
-        } else {
-            vec![spec.rows, spec.cols]
-        };
+        let shape = if spec.rows == 1 { vec![spec.cols] } else { vec![spec.rows, spec.cols] };
         shard.tensor(&spec.name, "F32", &shape, stored(&spec.name, layout).0);
-        metas.insert(
-            spec.name.clone(),
-            TensorMeta {
-                format: Format::F32,
-                rows: spec.rows,
-                cols: spec.cols,
-            },
-        );
+        metas.insert(spec.name.clone(), TensorMeta { format: Format::F32, rows: spec.rows, cols: spec.cols });
     }
     shard.tensor("__pad.0", "U8", &[4], vec![0; 4]);
     let name = "dense-00000.safetensors";
     let bytes = finish(&mut shard, &metas, &dir.join(name));
-    ManifestFile {
-        name: name.to_owned(),
-        bytes: bytes.len() as u64,
-        xxh3: Checksum(xxh3_64(&bytes)),
-    }
+    ManifestFile { name: name.to_owned(), bytes: bytes.len() as u64, xxh3: Checksum(xxh3_64(&bytes)) }
 }
 
 fn expert_file(dir: &Path, layer: &ExpertLayerSpec, format: Format) -> ManifestExperts {
@@ -129,10 +104,7 @@ fn expert_file(dir: &Path, layer: &ExpertLayerSpec, format: Format) -> ManifestE
     let bytes = finish(&mut shard, &metas, &dir.join(&file));
     let stride = at / layer.count as usize;
     let first = bytes.len() - at;
-    let xxh3 = bytes[first..]
-        .chunks(stride)
-        .map(|run| Checksum(xxh3_64(run)))
-        .collect();
+    let xxh3 = bytes[first..].chunks(stride).map(|run| Checksum(xxh3_64(run))).collect();
     ManifestExperts {
         layer: layer.layer,
         file,

@@ -52,11 +52,8 @@ pub fn floats(value: &Value) -> Vec<f32> {
 
 /// Greedy continuation of `prompt` by `count` ids, stop ids ignored.
 pub fn greedy(engine: &Engine, prompt: &[u32], count: usize) -> Vec<u32> {
-    let options = GenerateOptions {
-        sampling: Sampling::GREEDY,
-        max_tokens: Some(count),
-        stop_ids: Vec::new(),
-    };
+    let options =
+        GenerateOptions { sampling: Sampling::GREEDY, max_tokens: Some(count), stop_ids: Vec::new() };
     let mut session = Session::new(engine);
     session.generate(prompt, &options, &CancelFlag::new(), &mut |_| Flow::Continue).unwrap().ids
 }

@@ -20,11 +20,7 @@ pub(super) struct Gqa {
 }
 
 impl Gqa {
-    pub(super) fn load(
-        plan: &GqaPlan,
-        prefix: &str,
-        loader: &Loader<'_>,
-    ) -> Result<Self, ModelError> {
+    pub(super) fn load(plan: &GqaPlan, prefix: &str, loader: &Loader<'_>) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{prefix}self_attn.{part}.weight");
         let norms = match plan.qk_norm {
             QkNorm::None => None,
@@ -98,9 +94,7 @@ impl Attention for Gqa {
                 let span = (head / share) * dim..(head / share + 1) * dim;
                 let query = &queries[index * dim..(index + 1) * dim];
                 let mut scores: Vec<f32> = (0..=row.position as usize)
-                    .map(|t| {
-                        cx.kernels.dot(query, &streams[0].row(t)[span.clone()]) * self.plan.scale
-                    })
+                    .map(|t| cx.kernels.dot(query, &streams[0].row(t)[span.clone()]) * self.plan.scale)
                     .collect();
                 softmax_in_place(&mut scores);
                 for (t, &weight) in scores.iter().enumerate() {

@@ -38,10 +38,7 @@ impl Indexer {
             rope: mla.rope.clone(),
             query: Linear::load(&name("wq_b.weight"), loader)?,
             key: Linear::load(&name("wk.weight"), loader)?,
-            key_norm: (
-                loader.floats(&name("k_norm.weight"))?,
-                loader.floats(&name("k_norm.bias"))?,
-            ),
+            key_norm: (loader.floats(&name("k_norm.weight"))?, loader.floats(&name("k_norm.bias"))?),
             head_weights: Linear::load_f32(&name("weights_proj.weight"), plan.heads, loader)?,
         })
     }

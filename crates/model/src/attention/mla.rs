@@ -38,11 +38,7 @@ pub(super) struct Mla {
 }
 
 impl Mla {
-    pub(super) fn load(
-        plan: &MlaPlan,
-        prefix: &str,
-        loader: &Loader<'_>,
-    ) -> Result<Self, ModelError> {
+    pub(super) fn load(plan: &MlaPlan, prefix: &str, loader: &Loader<'_>) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{prefix}self_attn.{part}");
         let query = match plan.q_lora {
             Some(_) => Query::Compressed {
@@ -178,9 +174,8 @@ impl Mla {
     ) -> Vec<f32> {
         let lora = self.plan.kv_lora;
         let n = tile.len();
-        let latents: Vec<f32> = tile
-            .flat_map(|i| at.keys.row(at.selection.position(i))[..lora].iter().copied())
-            .collect();
+        let latents: Vec<f32> =
+            tile.flat_map(|i| at.keys.row(at.selection.position(i))[..lora].iter().copied()).collect();
         let width = rows.len();
         let mut out = vec![0.0; n * width];
         at.kernels.matmul(at.pool, self.kv_b.view(), rows, &latents, n, &mut out, width);
@@ -206,8 +201,7 @@ impl Attention for Mla {
         h: &[f32],
         out: &mut [f32],
     ) -> Result<(), ModelError> {
-        let angles: Vec<Angles> =
-            cx.rows.iter().map(|row| self.plan.rope.angles(row.position)).collect();
+        let angles: Vec<Angles> = cx.rows.iter().map(|row| self.plan.rope.angles(row.position)).collect();
         let (queries, latent) = self.queries(cx, &angles, h);
         self.remember(cx, slot, &angles, h);
         match (&self.plan.indexer, &self.indexer, &latent) {

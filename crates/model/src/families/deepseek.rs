@@ -3,8 +3,8 @@
 use crate::config::{ConfigError, ConfigReader};
 use crate::families::{Common, sparse_layers};
 use crate::plan::{
-    AttentionPlan, FfnPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoePlan, Plan, RopePairs,
-    RouterPlan, Scoring,
+    AttentionPlan, FfnPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoePlan, Plan, RopePairs, RouterPlan,
+    Scoring,
 };
 use crate::rope;
 

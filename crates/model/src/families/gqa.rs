@@ -5,8 +5,7 @@ use serde_json::Value;
 use crate::config::{ConfigError, ConfigReader};
 use crate::families::Common;
 use crate::plan::{
-    AttentionPlan, FfnPlan, GqaPlan, LayerPlan, MoePlan, Plan, QkNorm, RopePairs, RouterPlan,
-    Scoring,
+    AttentionPlan, FfnPlan, GqaPlan, LayerPlan, MoePlan, Plan, QkNorm, RopePairs, RouterPlan, Scoring,
 };
 use crate::rope;
 
@@ -49,9 +48,7 @@ fn dense_layers(config: &ConfigReader<'_>) -> Result<Vec<usize>, ConfigError> {
         got: "something else".into(),
     };
     let list = value.as_array().ok_or_else(wrong)?;
-    list.iter()
-        .map(|item| item.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong))
-        .collect()
+    list.iter().map(|item| item.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)).collect()
 }
 
 fn attention(

@@ -32,9 +32,7 @@ impl SwiGlu {
         let up = self.up.forward(cx.kernels, cx.pool, h, n);
         let mut inner = vec![0.0; gate.len()];
         let width = self.gate.rows();
-        for ((gate, up), out) in
-            gate.chunks(width).zip(up.chunks(width)).zip(inner.chunks_mut(width))
-        {
+        for ((gate, up), out) in gate.chunks(width).zip(up.chunks(width)).zip(inner.chunks_mut(width)) {
             silu_mul(gate, up, out);
         }
         self.down.forward(cx.kernels, cx.pool, &inner, n)

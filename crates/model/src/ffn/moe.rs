@@ -59,8 +59,7 @@ impl Moe {
             .chunks(self.plan.experts)
             .map(|logits| {
                 let bias = self.bias.as_deref();
-                let (choice, broken) =
-                    router::choose(&self.plan.router, self.plan.top_k, logits, bias);
+                let (choice, broken) = router::choose(&self.plan.router, self.plan.top_k, logits, bias);
                 broken_rows += usize::from(broken);
                 choice
             })
@@ -75,11 +74,7 @@ impl Moe {
     /// The expert's matrices inside a lease.
     fn weights<'l>(&self, expert: u32, lease: &'l Lease) -> Result<ExpertWeights<'l>, ModelError> {
         let [gate, up, down] = &self.parts[expert as usize];
-        Ok(ExpertWeights {
-            gate: matrix(gate, lease)?,
-            up: matrix(up, lease)?,
-            down: matrix(down, lease)?,
-        })
+        Ok(ExpertWeights { gate: matrix(gate, lease)?, up: matrix(up, lease)?, down: matrix(down, lease)? })
     }
 
     /// Computes all distinct experts; hits first, misses as they land. Leases that the device

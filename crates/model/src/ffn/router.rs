@@ -30,11 +30,9 @@ pub(super) fn choose(
         Some((groups, kept)) => best_groups(&choices, groups, kept),
         None => vec![true; choices.len()],
     };
-    let mut order: Vec<u32> =
-        (0..choices.len() as u32).filter(|expert| allowed[*expert as usize]).collect();
-    let greatest_first = |a: &u32, b: &u32| {
-        choices[*b as usize].total_cmp(&choices[*a as usize]).then(a.cmp(b))
-    };
+    let mut order: Vec<u32> = (0..choices.len() as u32).filter(|expert| allowed[*expert as usize]).collect();
+    let greatest_first =
+        |a: &u32, b: &u32| choices[*b as usize].total_cmp(&choices[*a as usize]).then(a.cmp(b));
     if top_k < order.len() {
         order.select_nth_unstable_by(top_k, greatest_first);
         order.truncate(top_k);
@@ -100,13 +98,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn sigmoid(groups: Option<(usize, usize)>) -> RouterPlan {
-        RouterPlan {
-            scoring: Scoring::Sigmoid,
-            correction_bias: true,
-            groups,
-            normalise: true,
-            scale: 2.5,
-        }
+        RouterPlan { scoring: Scoring::Sigmoid, correction_bias: true, groups, normalise: true, scale: 2.5 }
     }
 
     #[test]

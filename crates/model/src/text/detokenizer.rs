@@ -32,12 +32,7 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// A detokenizer at the beginning of a text.
     pub fn new(tokenizer: &Tokenizer) -> Detokenizer {
-        Detokenizer {
-            tokenizer: tokenizer.clone(),
-            window: Vec::new(),
-            context: 0,
-            shown: String::new(),
-        }
+        Detokenizer { tokenizer: tokenizer.clone(), window: Vec::new(), context: 0, shown: String::new() }
     }
 
     /// Takes the next id and returns the text that is certain now, often none.
@@ -96,12 +91,7 @@ impl Detokenizer {
 
 /// The length of the part of `text` that later ids cannot change.
 fn certain_len(text: &str) -> usize {
-    let unfinished = text
-        .chars()
-        .rev()
-        .take(MAX_UNFINISHED)
-        .take_while(|&c| c == REPLACEMENT)
-        .count();
+    let unfinished = text.chars().rev().take(MAX_UNFINISHED).take_while(|&c| c == REPLACEMENT).count();
     text.len() - unfinished * REPLACEMENT.len_utf8()
 }
 
@@ -138,10 +128,7 @@ mod tests {
 
     fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> (Vec<String>, String) {
         let mut detokenizer = Detokenizer::new(tokenizer);
-        let pieces = ids
-            .iter()
-            .map(|&id| detokenizer.push(id).unwrap())
-            .collect();
+        let pieces = ids.iter().map(|&id| detokenizer.push(id).unwrap()).collect();
         (pieces, detokenizer.flush().unwrap())
     }
 
@@ -151,10 +138,7 @@ mod tests {
         let ids = tokenizer.encode("𝄞🪲").unwrap();
         assert!(ids.len() > 2, "the test needs characters of several ids");
         let (pieces, rest) = pieces(&tokenizer, &ids);
-        assert!(
-            pieces.iter().all(|piece| !piece.contains(REPLACEMENT)),
-            "{pieces:?}"
-        );
+        assert!(pieces.iter().all(|piece| !piece.contains(REPLACEMENT)), "{pieces:?}");
         assert_eq!(pieces.concat(), "𝄞🪲");
         assert_eq!(rest, "");
     }

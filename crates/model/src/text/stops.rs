@@ -6,13 +6,7 @@ use super::{TextError, Tokenizer};
 
 /// Tokens that end an answer by their name alone: end of text, and the role markers with which a
 /// model would begin the next turn itself.
-const STOP_NAMES: [&str; 5] = [
-    "<|endoftext|>",
-    "<|user|>",
-    "<|observation|>",
-    "<|system|>",
-    "<|assistant|>",
-];
+const STOP_NAMES: [&str; 5] = ["<|endoftext|>", "<|user|>", "<|observation|>", "<|system|>", "<|assistant|>"];
 
 /// The ids that end generation, ascending and distinct.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,11 +29,7 @@ impl StopIds {
         let generation = generation_config.and_then(|value| value.get("eos_token_id"));
         collect("generation_config.json", generation, &mut ids)?;
         if let Some(tokenizer) = tokenizer {
-            ids.extend(
-                STOP_NAMES
-                    .iter()
-                    .filter_map(|name| tokenizer.token_to_id(name)),
-            );
+            ids.extend(STOP_NAMES.iter().filter_map(|name| tokenizer.token_to_id(name)));
         }
         Ok(ids.into_iter().collect())
     }
@@ -67,16 +57,8 @@ impl FromIterator<u32> for StopIds {
 /// Appends the ids of one `eos_token_id`.
 fn collect(file: &'static str, value: Option<&Value>, ids: &mut Vec<u32>) -> Result<(), TextError> {
     let Some(value) = value else { return Ok(()) };
-    let bad = || TextError::BadStopId {
-        file,
-        got: value.to_string(),
-    };
-    let id_of = |value: &Value| {
-        value
-            .as_u64()
-            .and_then(|id| u32::try_from(id).ok())
-            .ok_or_else(bad)
-    };
+    let bad = || TextError::BadStopId { file, got: value.to_string() };
+    let id_of = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(bad);
     match value {
         Value::Null => {}
         Value::Array(list) => {
@@ -107,26 +89,14 @@ mod tests {
 
     #[test]
     fn null_and_absent_mean_none() {
-        assert_eq!(
-            gather(json!({"eos_token_id": null}), json!({})).unwrap(),
-            StopIds::default()
-        );
+        assert_eq!(gather(json!({"eos_token_id": null}), json!({})).unwrap(), StopIds::default());
     }
 
     #[test]
     fn what_is_not_an_id_is_refused() {
-        for bad in [
-            json!("2"),
-            json!(-1),
-            json!(1.5),
-            json!([1, "x"]),
-            json!(4294967296u64),
-        ] {
+        for bad in [json!("2"), json!(-1), json!(1.5), json!([1, "x"]), json!(4294967296u64)] {
             let error = gather(json!({}), json!({"eos_token_id": bad})).unwrap_err();
-            assert!(
-                error.to_string().contains("generation_config.json"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("generation_config.json"), "{error}");
         }
     }
 

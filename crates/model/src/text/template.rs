@@ -27,15 +27,8 @@ const FUEL: u64 = 4_000_000;
 const NAME: &str = "chat_template";
 
 /// The special tokens of `tokenizer_config.json` that templates may name.
-const TOKEN_VARIABLES: [&str; 7] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-];
+const TOKEN_VARIABLES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// A conversation turn, as templates want it.
 pub fn message(role: &str, content: &str) -> serde_json::Value {
@@ -61,51 +54,37 @@ impl ChatTemplate {
     /// Unreadable, too large or malformed files, and templates that do not parse.
     pub fn from_dir(dir: &Path) -> Result<Option<ChatTemplate>, TextError> {
         let config_path = dir.join("tokenizer_config.json");
-        let malformed = |path: &Path, reason: String| TextError::Malformed {
-            path: path.to_owned(),
-            reason,
-        };
+        let malformed = |path: &Path, reason: String| TextError::Malformed { path: path.to_owned(), reason };
         let config: serde_json::Value = match read_limited(&config_path, MAX_CONFIG_BYTES)? {
             None => json!({}),
-            Some(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|error| malformed(&config_path, error.to_string()))?,
+            Some(bytes) => {
+                serde_json::from_slice(&bytes).map_err(|error| malformed(&config_path, error.to_string()))?
+            }
         };
         let jinja_path = dir.join("chat_template.jinja");
         if let Some(bytes) = read_limited(&jinja_path, MAX_TEMPLATE_BYTES)? {
-            let source = String::from_utf8(bytes)
-                .map_err(|error| malformed(&jinja_path, error.to_string()))?;
+            let source =
+                String::from_utf8(bytes).map_err(|error| malformed(&jinja_path, error.to_string()))?;
             return Self::parse(source, jinja_path, &config).map(Some);
         }
         match default_template(&config).map_err(|reason| malformed(&config_path, reason))? {
             None => Ok(None),
-            Some(source) if source.len() as u64 > MAX_TEMPLATE_BYTES => Err(TextError::TooLarge {
-                path: config_path,
-                limit: MAX_TEMPLATE_BYTES,
-            }),
+            Some(source) if source.len() as u64 > MAX_TEMPLATE_BYTES => {
+                Err(TextError::TooLarge { path: config_path, limit: MAX_TEMPLATE_BYTES })
+            }
             Some(source) => Self::parse(source.to_owned(), config_path, &config).map(Some),
         }
     }
 
     /// Compiles a template; `config` is where its special tokens are named.
-    fn parse(
-        source: String,
-        path: PathBuf,
-        config: &serde_json::Value,
-    ) -> Result<ChatTemplate, TextError> {
+    fn parse(source: String, path: PathBuf, config: &serde_json::Value) -> Result<ChatTemplate, TextError> {
         let syntax_error = |error: minijinja::Error| TextError::TemplateSyntax {
             path: path.clone(),
             reason: error.to_string(),
         };
         let mut environment = environment().map_err(syntax_error)?;
-        environment
-            .add_template_owned(NAME, without_generation_tags(&source))
-            .map_err(syntax_error)?;
-        Ok(ChatTemplate {
-            environment,
-            path,
-            source,
-            tokens: token_variables(config),
-        })
+        environment.add_template_owned(NAME, without_generation_tags(&source)).map_err(syntax_error)?;
+        Ok(ChatTemplate { environment, path, source, tokens: token_variables(config) })
     }
 
     /// The template's text.
@@ -128,21 +107,10 @@ impl ChatTemplate {
         let mut variables = Map::new();
         variables.insert("tools".to_owned(), serde_json::Value::Null);
         variables.insert("documents".to_owned(), serde_json::Value::Null);
-        variables.extend(
-            self.tokens
-                .iter()
-                .map(|(name, token)| (name.clone(), token.clone())),
-        );
+        variables.extend(self.tokens.iter().map(|(name, token)| (name.clone(), token.clone())));
         variables.insert("messages".to_owned(), messages.into());
-        variables.insert(
-            "add_generation_prompt".to_owned(),
-            add_generation_prompt.into(),
-        );
-        variables.extend(
-            extra
-                .iter()
-                .map(|(name, value)| (name.clone(), value.clone())),
-        );
+        variables.insert("add_generation_prompt".to_owned(), add_generation_prompt.into());
+        variables.extend(extra.iter().map(|(name, value)| (name.clone(), value.clone())));
         self.environment
             .get_template(NAME)
             .and_then(|template| template.render(Value::from(Serde(&variables))))
@@ -154,16 +122,11 @@ impl ChatTemplate {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
         while let Some(current) = cause {
             if let Some(Refusal(message)) = current.downcast_ref() {
-                return TextError::TemplateRefused {
-                    message: message.clone(),
-                };
+                return TextError::TemplateRefused { message: message.clone() };
             }
             cause = current.source();
         }
-        TextError::TemplateRender {
-            path: self.path.clone(),
-            reason: error.to_string(),
-        }
+        TextError::TemplateRender { path: self.path.clone(), reason: error.to_string() }
     }
 }
 
@@ -177,41 +140,21 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
     environment.set_debug(false);
     environment.set_fuel(Some(FUEL));
-    environment.set_syntax(
-        SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()?,
-    );
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(|output, state, value| {
-        output
-            .write_str(&python::str(state, value)?)
-            .map_err(minijinja::Error::from)
+        output.write_str(&python::str(state, value)?).map_err(minijinja::Error::from)
     });
-    environment.add_filter("string", |state: &minijinja::State, value: &Value| {
-        python::str(state, value)
+    environment.add_filter("string", |state: &minijinja::State, value: &Value| python::str(state, value));
+    environment.add_filter("tojson", |state: &minijinja::State, value: &Value, options: Kwargs| {
+        python::dumps(state, value, &options)
     });
-    environment.add_filter(
-        "tojson",
-        |state: &minijinja::State, value: &Value, options: Kwargs| {
-            python::dumps(state, value, &options)
-        },
-    );
-    environment.add_function(
-        "raise_exception",
-        |message: String| -> Result<Value, minijinja::Error> {
-            Err(
-                minijinja::Error::new(ErrorKind::InvalidOperation, message.clone())
-                    .with_source(Refusal(message)),
-            )
-        },
-    );
+    environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Refusal(message)))
+    });
     environment.add_function("strftime_now", |format: String| {
-        let elapsed = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         date::strftime(elapsed.as_secs(), &format)
     });
     Ok(environment)
@@ -226,9 +169,7 @@ fn default_template(config: &serde_json::Value) -> Result<Option<&str>, String> 
             let default = list.iter().find(|entry| entry["name"] == "default");
             match default.and_then(|entry| entry["template"].as_str()) {
                 Some(source) => Ok(Some(source)),
-                None => {
-                    Err("`chat_template` is a list without a template named `default`".to_owned())
-                }
+                None => Err("`chat_template` is a list without a template named `default`".to_owned()),
             }
         }
         Some(_) => Err("`chat_template` must be a text or a list of {name, template}".to_owned()),

@@ -36,28 +36,21 @@ impl Tokenizer {
     /// # Errors
     /// A reason without the file's name, whatever the bytes are.
     pub fn from_bytes(bytes: &[u8]) -> Result<Tokenizer, String> {
-        let mut json: serde_json::Value =
-            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        let fields = json
-            .as_object_mut()
-            .ok_or("the top level must be an object")?;
+        let mut json: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let fields = json.as_object_mut().ok_or("the top level must be an object")?;
         // A file may carry its trainer's truncation (a prompt cut without a word), padding and a
         // post-processor (ids added that the text does not have). None of them is wanted here.
         for unwanted in ["truncation", "padding", "post_processor"] {
             fields.insert(unwanted.to_owned(), serde_json::Value::Null);
         }
-        let inner: tokenizers::Tokenizer = guarded(|| {
-            serde_json::from_value(json).map_err(|error: serde_json::Error| error.to_string())
-        })?;
+        let inner: tokenizers::Tokenizer =
+            guarded(|| serde_json::from_value(json).map_err(|error: serde_json::Error| error.to_string()))?;
         let largest = inner.get_vocab(true).into_values().max();
         let vocab_size = match largest {
             Some(id) => id as usize + 1,
             None => return Err("the vocabulary is empty".to_owned()),
         };
-        Ok(Tokenizer {
-            inner: Arc::new(inner),
-            vocab_size,
-        })
+        Ok(Tokenizer { inner: Arc::new(inner), vocab_size })
     }
 
     /// One more than the largest id of the vocabulary, added tokens included.
@@ -71,24 +64,14 @@ impl Tokenizer {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(error.to_string()),
         })
-        .map_err(|reason| TextError::Tokenizer {
-            action: "encode the text",
-            reason,
-        })
+        .map_err(|reason| TextError::Tokenizer { action: "encode the text", reason })
     }
 
     /// The text of `ids`, bytes that are not UTF-8 replaced by U+FFFD. Ids without a token give
     /// nothing; with `skip_special` special tokens give nothing either.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TextError> {
-        guarded(|| {
-            self.inner
-                .decode(ids, skip_special)
-                .map_err(|error| error.to_string())
-        })
-        .map_err(|reason| TextError::Tokenizer {
-            action: "decode the ids",
-            reason,
-        })
+        guarded(|| self.inner.decode(ids, skip_special).map_err(|error| error.to_string()))
+            .map_err(|reason| TextError::Tokenizer { action: "decode the ids", reason })
     }
 
     /// The id of a token by its literal name, such as `<|user|>`.
@@ -99,9 +82,7 @@ impl Tokenizer {
     /// Whether `id` is one of the tokenizer's special tokens.
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.inner.get_added_vocabulary();
-        added
-            .simple_id_to_token(id)
-            .is_some_and(|token| added.is_special_token(&token))
+        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
     /// Whether `id` contributes text: it has a token, and that token is not special.
@@ -118,11 +99,7 @@ impl Tokenizer {
 pub fn check_ids(ids: &[u32], vocab_size: usize) -> Result<(), TextError> {
     match ids.iter().position(|&id| id as usize >= vocab_size) {
         None => Ok(()),
-        Some(position) => Err(TextError::IdOutOfRange {
-            id: ids[position],
-            position,
-            vocab_size,
-        }),
+        Some(position) => Err(TextError::IdOutOfRange { id: ids[position], position, vocab_size }),
     }
 }
 
@@ -208,10 +185,7 @@ mod tests {
         // The prefix is longer than the merged tokens, which the library subtracts unchecked.
         let hostile = file(r#","continuing_subword_prefix":"________________""#);
         let dir = dir_with(hostile.as_bytes());
-        assert!(matches!(
-            Tokenizer::from_dir(dir.path()),
-            Err(TextError::Malformed { .. })
-        ));
+        assert!(matches!(Tokenizer::from_dir(dir.path()), Err(TextError::Malformed { .. })));
     }
 
     #[test]
@@ -221,12 +195,7 @@ mod tests {
         };
         let tokenizer = Tokenizer::from_dir(&dir).unwrap();
         let user = tokenizer.token_to_id("<|user|>").unwrap();
-        for text in [
-            "Hello!<|user|>",
-            "Hello! \n<|user|>x",
-            "(<|user|>)",
-            "  <|user|>  ",
-        ] {
+        for text in ["Hello!<|user|>", "Hello! \n<|user|>x", "(<|user|>)", "  <|user|>  "] {
             let ids = tokenizer.encode(text).unwrap();
             assert_eq!(ids.iter().filter(|&&id| id == user).count(), 1, "{text:?}");
             assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
@@ -238,14 +207,7 @@ mod tests {
     fn ids_are_checked_against_the_vocabulary() {
         assert!(check_ids(&[0, 9], 10).is_ok());
         let error = check_ids(&[0, 10], 10).unwrap_err();
-        assert!(matches!(
-            error,
-            TextError::IdOutOfRange {
-                id: 10,
-                position: 1,
-                vocab_size: 10
-            }
-        ));
+        assert!(matches!(error, TextError::IdOutOfRange { id: 10, position: 1, vocab_size: 10 }));
     }
 
     proptest! {

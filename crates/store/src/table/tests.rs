@@ -13,21 +13,10 @@ const EXPERTS: u32 = 6;
 fn table(cap: usize, in_flight: usize) -> Table {
     let layer = |layer, len| LayerExperts {
         layer,
-        experts: vec![
-            place(&[Extent {
-                file: 0,
-                offset: 0,
-                len
-            }]);
-            EXPERTS as usize
-        ],
+        experts: vec![place(&[Extent { file: 0, offset: 0, len }]); EXPERTS as usize],
     };
     let geometry = Geometry::new(&[layer(0, 4096), layer(1, 4096), layer(2, 65_536)]).unwrap();
-    let slots: Vec<usize> = geometry
-        .kept_slots(cap)
-        .iter()
-        .map(|n| n + in_flight)
-        .collect();
+    let slots: Vec<usize> = geometry.kept_slots(cap).iter().map(|n| n + in_flight).collect();
     let policy = Box::new(Lru::new(3, slots.iter().sum()));
     Table::new(&geometry, &[0, 1, 2], &slots, cap, in_flight, policy)
 }
@@ -43,10 +32,7 @@ struct Walk {
 
 impl Walk {
     fn step(&mut self, t: &mut Table, op: u8, pick: u32) {
-        let id = ExpertId {
-            layer: pick % 3,
-            expert: pick / 3 % EXPERTS,
-        };
+        let id = ExpertId { layer: pick % 3, expert: pick / 3 % EXPERTS };
         let at = |len: usize| (len > 0).then(|| pick as usize % len.max(1));
         match op {
             0..=3 => match t.look_up(id) {
@@ -58,11 +44,8 @@ impl Walk {
                 if let Some(at) = at(self.jobs.len()) {
                     self.generation += 1;
                     let failed = pick.is_multiple_of(5);
-                    let result = if failed {
-                        Err(StoreError::Config("x".into()))
-                    } else {
-                        Ok(self.generation)
-                    };
+                    let result =
+                        if failed { Err(StoreError::Config("x".into())) } else { Ok(self.generation) };
                     t.complete(self.jobs.swap_remove(at).slot, result, &mut self.out);
                 }
             }
@@ -111,9 +94,7 @@ fn shrinking_takes_from_the_fullest_and_does_not_grow_back() {
     let mut t = table(4, 2);
     let mut out = Vec::new();
     let mut load = |t: &mut Table, layer, expert| {
-        let slot = t
-            .start_load(ExpertId { layer, expert }, Instant::now())
-            .unwrap();
+        let slot = t.start_load(ExpertId { layer, expert }, Instant::now()).unwrap();
         t.take_job().unwrap();
         t.complete(slot, Ok(1), &mut Vec::new());
         t.release(slot, &mut out);

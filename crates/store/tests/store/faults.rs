@@ -40,39 +40,27 @@ fn three_faults_have_three_texts_and_the_other_experts_still_come() {
     for (first, then, got, text) in faults {
         let healed = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&healed);
-        let (store, recorder) = store((1, 8), config(8, 2, 4), move |_, offset, _| {
-            match offset.checked_sub(weights) {
+        let (store, recorder) =
+            store((1, 8), config(8, 2, 4), move |_, offset, _| match offset.checked_sub(weights) {
                 Some(0) if !seen.load(Ordering::Relaxed) => first,
                 Some(1000) if !seen.load(Ordering::Relaxed) => then,
                 _ => Fault::None,
-            }
-        });
+            });
         let (error, came) = broken_fetch(&store);
         let message = error.to_string();
-        for part in [
-            "expert 2 of layer 3",
-            "memory-0",
-            "offset 12100",
-            "wanted 6000",
-            &format!("got {got}"),
-            text,
-        ] {
+        for part in
+            ["expert 2 of layer 3", "memory-0", "offset 12100", "wanted 6000", &format!("got {got}"), text]
+        {
             assert!(message.contains(part), "{part} in {message}");
         }
         let has_source = error.source().is_some();
         assert!(has_source == matches!(error, StoreError::Read { .. }));
         assert_eq!(came, 3);
-        let failed = recorder
-            .take()
-            .into_iter()
-            .find(|e| matches!(e, StoreEvent::ReadFinished { ok: false, .. }));
+        let failed =
+            recorder.take().into_iter().find(|e| matches!(e, StoreEvent::ReadFinished { ok: false, .. }));
         assert!(matches!(failed, Some(StoreEvent::ReadFinished { bytes, .. }) if bytes == got));
         healed.store(true, Ordering::Relaxed);
-        assert_eq!(
-            fetch_all(&store, 3, &[0, 1, 2, 3]).len(),
-            4,
-            "the next fetch tries again"
-        );
+        assert_eq!(fetch_all(&store, 3, &[0, 1, 2, 3]).len(), 4, "the next fetch tries again");
         assert_eq!(store.kept(3).unwrap(), [0, 1, 2, 3]);
     }
 }
@@ -85,28 +73,18 @@ fn a_fetch_dropped_half_way_cancels_what_has_not_begun() {
     let mut fetch = store.fetch(3, &[1, 2, 3, 4, 5, 6]).unwrap();
     assert_eq!(fetch.next_batch().unwrap().unwrap().len(), 1);
     // The loader sits in expert 2 from now on, or will; 3 and 4 are queued, the others have no slot.
-    while !recorder
-        .take()
-        .iter()
-        .any(|e| matches!(e, StoreEvent::ReadStarted { expert: 2, .. }))
-    {
+    while !recorder.take().iter().any(|e| matches!(e, StoreEvent::ReadStarted { expert: 2, .. })) {
         std::thread::yield_now();
     }
     drop(fetch);
-    let cancelled = recorder
-        .take()
-        .into_iter()
-        .filter(|e| matches!(e, StoreEvent::LoadCancelled { .. }))
-        .count();
+    let cancelled =
+        recorder.take().into_iter().filter(|e| matches!(e, StoreEvent::LoadCancelled { .. })).count();
     assert!((2..=3).contains(&cancelled), "{cancelled} cancelled");
     (2..7).for_each(|e| gates.open(e));
     assert_eq!(fetch_all(&store, 3, &[2, 3, 4, 5, 6]).len(), 5);
     assert_eq!(store.kept(3).unwrap(), [1, 2, 3, 4, 5, 6]);
-    let read_twice = recorder
-        .take()
-        .iter()
-        .filter(|e| matches!(e, StoreEvent::ReadStarted { expert: 2, .. }))
-        .count();
+    let read_twice =
+        recorder.take().iter().filter(|e| matches!(e, StoreEvent::ReadStarted { expert: 2, .. })).count();
     assert_eq!(read_twice, 0, "the load under way was finished and used");
 }
 
@@ -114,27 +92,12 @@ fn a_fetch_dropped_half_way_cancels_what_has_not_begun() {
 fn a_stuck_drive_is_reported_with_the_state_and_may_recover() {
     let gates = Gates::default();
     let patience = Duration::from_millis(30);
-    let (store, _) = store(
-        (1, 8),
-        StoreConfig {
-            patience,
-            ..config(8, 1, 2)
-        },
-        gates.hook(8),
-    );
+    let (store, _) = store((1, 8), StoreConfig { patience, ..config(8, 1, 2) }, gates.hook(8));
     let mut fetch = store.fetch(3, &[0, 1, 2]).unwrap();
     let error = fetch.next_batch().unwrap_err();
-    assert!(
-        matches!(&error, StoreError::Stalled { layer: 3, .. }),
-        "{error}"
-    );
+    assert!(matches!(&error, StoreError::Stalled { layer: 3, .. }), "{error}");
     let text = error.to_string();
-    for part in [
-        "layer 3 expert 0",
-        "layer 3 expert 1: Queued",
-        "2 of 2 in flight",
-        "holds",
-    ] {
+    for part in ["layer 3 expert 0", "layer 3 expert 1: Queued", "2 of 2 in flight", "holds"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     (0..3).for_each(|e| gates.open(e));
@@ -155,12 +118,8 @@ fn checked_store(damage: bool) -> (ExpertStore, Arc<Recorder>) {
     let mut file = bytes(0, file_len(4));
     let mut layers = layers(1, 4);
     for place in &mut layers[0].experts {
-        let whole: Vec<u8> = place
-            .runs
-            .iter()
-            .flat_map(|r| &file[r.offset as usize..][..r.len as usize])
-            .copied()
-            .collect();
+        let whole: Vec<u8> =
+            place.runs.iter().flat_map(|r| &file[r.offset as usize..][..r.len as usize]).copied().collect();
         place.checksum = Some(xxh3_64(&whole));
     }
     if damage {
@@ -168,41 +127,21 @@ fn checked_store(damage: bool) -> (ExpertStore, Arc<Recorder>) {
     }
     let recorder = Arc::new(Recorder::default());
     let reader = Box::new(MemoryFiles::new(vec![file]));
-    (
-        ExpertStore::with_reader(reader, layers, config(0, 2, 4), recorder.clone()).unwrap(),
-        recorder,
-    )
+    (ExpertStore::with_reader(reader, layers, config(0, 2, 4), recorder.clone()).unwrap(), recorder)
 }
 
 #[test]
 fn a_damaged_expert_is_named() {
     let (store, _) = checked_store(true);
     let (error, came) = broken_fetch(&store);
-    assert!(
-        matches!(
-            error,
-            StoreError::Checksum {
-                layer: 3,
-                expert: 2,
-                offset: 12_100,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, StoreError::Checksum { layer: 3, expert: 2, offset: 12_100, .. }), "{error}");
     assert!(error.to_string().contains("memory-0") && came == 3);
 }
 
 #[test]
 fn a_checksum_is_verified_once_an_expert() {
     let (store, recorder) = checked_store(false);
-    let verified = || {
-        recorder
-            .take()
-            .iter()
-            .filter(|e| matches!(e, StoreEvent::Verified { .. }))
-            .count()
-    };
+    let verified = || recorder.take().iter().filter(|e| matches!(e, StoreEvent::Verified { .. })).count();
     fetch_all(&store, 3, &[0, 1, 2]);
     assert_eq!(verified(), 3);
     fetch_all(&store, 3, &[0, 1, 2, 3]);
@@ -212,22 +151,9 @@ fn a_checksum_is_verified_once_an_expert() {
 #[test]
 fn a_file_cut_short_is_refused_at_opening() {
     let reader = Box::new(MemoryFiles::new(vec![bytes(0, file_len(4) - 1)]));
-    let opened = ExpertStore::with_reader(
-        reader,
-        layers(1, 4),
-        config(1, 1, 1),
-        Arc::new(Recorder::default()),
-    );
-    let Err(
-        error @ StoreError::Place {
-            layer: 3,
-            expert: 3,
-            ..
-        },
-    ) = opened
-    else {
-        panic!("opened")
-    };
+    let opened =
+        ExpertStore::with_reader(reader, layers(1, 4), config(1, 1, 1), Arc::new(Recorder::default()));
+    let Err(error @ StoreError::Place { layer: 3, expert: 3, .. }) = opened else { panic!("opened") };
     let text = error.to_string();
     assert!(
         text.contains("memory-0 has 25299 bytes") && text.contains("wanted 300 from offset 25000"),
@@ -237,14 +163,9 @@ fn a_file_cut_short_is_refused_at_opening() {
 
 #[test]
 fn impossible_settings_are_refused() {
-    for bad in [
-        config(1, 0, 1),
-        config(1, 1, 0),
-        config(usize::MAX, 1, usize::MAX),
-    ] {
+    for bad in [config(1, 0, 1), config(1, 1, 0), config(usize::MAX, 1, usize::MAX)] {
         let reader = Box::new(files(1, 4));
-        let opened =
-            ExpertStore::with_reader(reader, layers(1, 4), bad, Arc::new(Recorder::default()));
+        let opened = ExpertStore::with_reader(reader, layers(1, 4), bad, Arc::new(Recorder::default()));
         assert!(matches!(opened.err(), Some(StoreError::Config(_))));
     }
 }

@@ -15,12 +15,9 @@ fn pass(_: u32, _: u64, _: usize) -> Fault {
 /// `(lookups, cached, misses)` of all fetches.
 fn looked_up(events: &[StoreEvent]) -> (u32, u32, u32) {
     events.iter().fold((0, 0, 0), |sum, event| match event {
-        StoreEvent::Lookup {
-            lookups,
-            cached,
-            misses,
-            ..
-        } => (sum.0 + lookups, sum.1 + cached, sum.2 + misses),
+        StoreEvent::Lookup { lookups, cached, misses, .. } => {
+            (sum.0 + lookups, sum.1 + cached, sum.2 + misses)
+        }
         _ => sum,
     })
 }
@@ -35,22 +32,11 @@ fn hits_come_first_and_at_once_then_misses_in_order_of_arrival() {
     recorder.take();
     let mut fetch = store.fetch(3, &[0, 2, 3, 4, 5]).unwrap();
     let hits = fetch.next_batch().unwrap().unwrap();
-    assert_eq!(
-        hits.iter()
-            .map(|(p, l)| (*p, l.expert()))
-            .collect::<Vec<_>>(),
-        [(1, 2), (4, 5)]
-    );
+    assert_eq!(hits.iter().map(|(p, l)| (*p, l.expert())).collect::<Vec<_>>(), [(1, 2), (4, 5)]);
     for (expert, position) in [(4, 3), (0, 0), (3, 2)] {
         gates.open(expert);
         let batch = fetch.next_batch().unwrap().unwrap();
-        assert_eq!(
-            batch
-                .iter()
-                .map(|(p, l)| (*p, l.expert()))
-                .collect::<Vec<_>>(),
-            [(position, expert)]
-        );
+        assert_eq!(batch.iter().map(|(p, l)| (*p, l.expert())).collect::<Vec<_>>(), [(position, expert)]);
         assert!(is_whole(&batch[0].1, 0, 8));
     }
     assert!(fetch.next_batch().unwrap().is_none());
@@ -86,30 +72,16 @@ fn a_leased_expert_is_never_evicted_or_overwritten() {
     for round in 0..5 {
         fetch_all(&store, 3, &[2 + round, 8 + round]);
     }
-    assert_eq!(
-        store.kept(3).unwrap(),
-        [0, 1],
-        "newcomers go, since all others are leased"
-    );
+    assert_eq!(store.kept(3).unwrap(), [0, 1], "newcomers go, since all others are leased");
     assert!(held.iter().all(|(_, lease)| is_whole(lease, 0, 16)));
     // Not even memory pressure takes them.
     store.enforce(0, u64::MAX);
     assert!(held.iter().all(|(_, lease)| is_whole(lease, 0, 16)));
     drop(store);
-    assert!(
-        held.iter().all(|(_, lease)| is_whole(lease, 0, 16)),
-        "leases outlive the store"
-    );
+    assert!(held.iter().all(|(_, lease)| is_whole(lease, 0, 16)), "leases outlive the store");
     drop(held);
     let gone = |event: &StoreEvent| {
-        matches!(
-            event,
-            StoreEvent::Evicted {
-                expert: 0 | 1,
-                reason: EvictReason::Replaced,
-                ..
-            }
-        )
+        matches!(event, StoreEvent::Evicted { expert: 0 | 1, reason: EvictReason::Replaced, .. })
     };
     assert_eq!(
         recorder.take().iter().filter(|e| gone(e)).count(),
@@ -129,17 +101,7 @@ fn too_many_leases_are_an_error_that_dropping_them_mends() {
             Err(error) => break error,
         }
     };
-    assert!(
-        matches!(
-            error,
-            StoreError::LeasesExhausted {
-                layer: 3,
-                waiting: 2,
-                in_flight: 3
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, StoreError::LeasesExhausted { layer: 3, waiting: 2, in_flight: 3 }), "{error}");
     assert_eq!(held.len(), 3);
     held.clear();
     let mut rest = 0;
@@ -153,34 +115,10 @@ fn too_many_leases_are_an_error_that_dropping_them_mends() {
 fn a_fetch_of_nonsense_is_refused() {
     let (store, _) = store((1, 8), config(1, 1, 1), pass);
     let refusal = |layer, experts: &[u32]| store.fetch(layer, experts).err().unwrap();
-    assert!(matches!(
-        refusal(9, &[0]),
-        StoreError::NoSuchLayer { layer: 9 }
-    ));
-    assert!(matches!(
-        refusal(3, &[0, 8]),
-        StoreError::NoSuchExpert {
-            layer: 3,
-            expert: 8,
-            count: 8
-        }
-    ));
-    assert!(matches!(
-        refusal(3, &[1, 1]),
-        StoreError::Order {
-            before: 1,
-            expert: 1,
-            ..
-        }
-    ));
-    assert!(matches!(
-        refusal(3, &[2, 1]),
-        StoreError::Order {
-            before: 2,
-            expert: 1,
-            ..
-        }
-    ));
+    assert!(matches!(refusal(9, &[0]), StoreError::NoSuchLayer { layer: 9 }));
+    assert!(matches!(refusal(3, &[0, 8]), StoreError::NoSuchExpert { layer: 3, expert: 8, count: 8 }));
+    assert!(matches!(refusal(3, &[1, 1]), StoreError::Order { before: 1, expert: 1, .. }));
+    assert!(matches!(refusal(3, &[2, 1]), StoreError::Order { before: 2, expert: 1, .. }));
     assert!(store.fetch(3, &[]).unwrap().next_batch().unwrap().is_none());
 }
 
@@ -191,25 +129,12 @@ fn two_fetches_share_one_load() {
     let mut one = store.fetch(3, &[6]).unwrap();
     let mut two = store.fetch(3, &[6]).unwrap();
     gates.open(6);
-    let (a, b) = (
-        one.next_batch().unwrap().unwrap(),
-        two.next_batch().unwrap().unwrap(),
-    );
+    let (a, b) = (one.next_batch().unwrap().unwrap(), two.next_batch().unwrap().unwrap());
     assert!(is_whole(&a[0].1, 0, 8) && is_whole(&b[0].1, 0, 8));
     let events = recorder.take();
-    assert_eq!(
-        events
-            .iter()
-            .filter(|e| matches!(e, StoreEvent::ReadFinished { .. }))
-            .count(),
-        1
-    );
+    assert_eq!(events.iter().filter(|e| matches!(e, StoreEvent::ReadFinished { .. })).count(), 1);
     assert_eq!(looked_up(&events), (2, 0, 2));
-    assert!(
-        events
-            .iter()
-            .any(|e| matches!(e, StoreEvent::Lookup { joined: 1, .. }))
-    );
+    assert!(events.iter().any(|e| matches!(e, StoreEvent::Lookup { joined: 1, .. })));
 }
 
 #[test]
@@ -217,12 +142,7 @@ fn bytes_in_events_are_the_bytes_read() {
     let (store, recorder) = store((1, 8), config(8, 2, 4), pass);
     fetch_all(&store, 3, &[0, 1, 2]);
     let read = recorder.take().iter().fold(0, |sum, e| match e {
-        StoreEvent::ReadFinished {
-            bytes,
-            calls: 2,
-            ok: true,
-            ..
-        } => sum + bytes,
+        StoreEvent::ReadFinished { bytes, calls: 2, ok: true, .. } => sum + bytes,
         _ => sum,
     });
     assert_eq!(read, 3 * (WEIGHTS + SCALES));
@@ -258,10 +178,7 @@ fn threads_that_fetch_at_once_get_whole_experts_and_leave_order() {
     });
     // What was cancelled while running ends before this does.
     let all: Vec<u32> = (0..16).collect();
-    assert_eq!(
-        fetch_all(&store, 3, &all).len() + fetch_all(&store, 4, &all).len(),
-        32
-    );
+    assert_eq!(fetch_all(&store, 3, &all).len() + fetch_all(&store, 4, &all).len(), 32);
     assert!(store.kept(3).unwrap().len() <= 3 && store.kept(4).unwrap().len() <= 3);
     drop(store);
     let events = recorder.take();

@@ -21,18 +21,7 @@ pub fn bytes(file: u32, len: u64) -> Vec<u8> {
 pub fn expert(file: u32, experts: u32, e: u32) -> ExpertPlace {
     let weights = 100 + u64::from(e) * WEIGHTS;
     let scales = 100 + u64::from(experts) * WEIGHTS + u64::from(e) * SCALES;
-    place(&[
-        Extent {
-            file,
-            offset: weights,
-            len: WEIGHTS,
-        },
-        Extent {
-            file,
-            offset: scales,
-            len: SCALES,
-        },
-    ])
+    place(&[Extent { file, offset: weights, len: WEIGHTS }, Extent { file, offset: scales, len: SCALES }])
 }
 
 pub fn file_len(experts: u32) -> u64 {
@@ -41,10 +30,8 @@ pub fn file_len(experts: u32) -> u64 {
 
 /// `layers` layers, numbered from 3, one file each.
 pub fn layers(layers: u32, experts: u32) -> Vec<LayerExperts> {
-    let layer = |l| LayerExperts {
-        layer: l + 3,
-        experts: (0..experts).map(|e| expert(l, experts, e)).collect(),
-    };
+    let layer =
+        |l| LayerExperts { layer: l + 3, experts: (0..experts).map(|e| expert(l, experts, e)).collect() };
     (0..layers).map(layer).collect()
 }
 
@@ -53,12 +40,7 @@ pub fn files(layers: u32, experts: u32) -> MemoryFiles {
 }
 
 pub fn config(cap: usize, loaders: usize, in_flight: usize) -> StoreConfig {
-    StoreConfig {
-        cap,
-        loaders,
-        in_flight,
-        ..StoreConfig::default()
-    }
+    StoreConfig { cap, loaders, in_flight, ..StoreConfig::default() }
 }
 
 /// A store over the model in memory whose reads pass `hook(file, offset, bytes)`.
@@ -69,8 +51,7 @@ pub fn store(
 ) -> (ExpertStore, Arc<Recorder>) {
     let recorder = Arc::new(Recorder::default());
     let reader = Box::new(Faulty::new(files(shape.0, shape.1), hook));
-    let store =
-        ExpertStore::with_reader(reader, layers(shape.0, shape.1), config, recorder.clone());
+    let store = ExpertStore::with_reader(reader, layers(shape.0, shape.1), config, recorder.clone());
     (store.unwrap(), recorder)
 }
 
@@ -84,10 +65,8 @@ pub fn expert_at(offset: u64, experts: u32) -> Option<u32> {
 pub fn is_whole(lease: &Lease, file: u32, experts: u32) -> bool {
     let all = bytes(file, file_len(experts));
     let runs = expert(file, experts, lease.expert()).runs;
-    let mut same = runs
-        .iter()
-        .enumerate()
-        .map(|(i, r)| lease.run(i) == &all[r.offset as usize..][..r.len as usize]);
+    let mut same =
+        runs.iter().enumerate().map(|(i, r)| lease.run(i) == &all[r.offset as usize..][..r.len as usize]);
     same.all(|s| s)
 }
 
@@ -107,13 +86,7 @@ impl Gates {
         move |_, offset, _| {
             if let Some(expert) = expert_at(offset, experts) {
                 let open = gates.0.0.lock().unwrap();
-                drop(
-                    gates
-                        .0
-                        .1
-                        .wait_while(open, |open| !open.contains(&expert))
-                        .unwrap(),
-                );
+                drop(gates.0.1.wait_while(open, |open| !open.contains(&expert)).unwrap());
             }
             Fault::None
         }

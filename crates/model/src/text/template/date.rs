@@ -17,15 +17,7 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 /// 1970-01-01 was a Thursday.
-const DAYS: [&str; 7] = [
-    "Thursday",
-    "Friday",
-    "Saturday",
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-];
+const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
 /// A moment in the Gregorian calendar.
 struct Moment {
@@ -74,11 +66,7 @@ impl Moment {
     /// One directive's text; `None` for one that is not known.
     fn field(&self, directive: char, padded: bool) -> Option<String> {
         let number = |value: u64, width: usize| {
-            if padded {
-                format!("{value:0width$}")
-            } else {
-                value.to_string()
-            }
+            if padded { format!("{value:0width$}") } else { value.to_string() }
         };
         let hour = self.second / 3600;
         Some(match directive {
@@ -99,12 +87,7 @@ impl Moment {
             'S' => number(self.second % 60, 2),
             'F' => format!("{}-{:02}-{:02}", self.year, self.month + 1, self.day),
             'T' => {
-                format!(
-                    "{:02}:{:02}:{:02}",
-                    hour,
-                    self.second / 60 % 60,
-                    self.second % 60
-                )
+                format!("{:02}:{:02}:{:02}", hour, self.second / 60 % 60, self.second % 60)
             }
             'Z' => "UTC".to_owned(),
             '%' => "%".to_owned(),
@@ -119,9 +102,7 @@ fn moment(seconds: u64) -> Moment {
     let days = seconds / 86_400;
     let mut year = 1970 + days / CYCLE_DAYS * 400;
     let mut rest = days % CYCLE_DAYS;
-    let leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     while rest >= 365 + u64::from(leap(year)) {
         rest -= 365 + u64::from(leap(year));
         year += 1;
@@ -135,14 +116,7 @@ fn moment(seconds: u64) -> Moment {
         month += 1;
     }
     let weekday = (days % 7) as usize;
-    Moment {
-        year,
-        month,
-        day: rest + 1,
-        day_of_year,
-        weekday,
-        second: seconds % 86_400,
-    }
+    Moment { year, month, day: rest + 1, day_of_year, weekday, second: seconds % 86_400 }
 }
 
 #[cfg(test)]
@@ -154,11 +128,7 @@ mod tests {
         for (seconds, format, want) in [
             (0, "%Y-%m-%d %H:%M:%S %A", "1970-01-01 00:00:00 Thursday"),
             (951_826_554, "%d %b %Y, %-I%p %j", "29 Feb 2000, 12PM 060"),
-            (
-                1_735_689_599,
-                "%B %-d, %y %a %T",
-                "December 31, 24 Tue 23:59:59",
-            ),
+            (1_735_689_599, "%B %-d, %y %a %T", "December 31, 24 Tue 23:59:59"),
             (4_107_542_400, "%F %e%%", "2100-03-01  1%"),
         ] {
             assert_eq!(strftime(seconds, format).unwrap(), want);

@@ -31,21 +31,13 @@ fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<
         ValueKind::Number => push_number(value, ["nan", "inf", "-inf"], out),
         ValueKind::String => repr_text(value.as_str().unwrap_or_default(), out),
         ValueKind::Seq | ValueKind::Iterable => {
-            let brackets = if value.is_tuple() {
-                ['(', ')']
-            } else {
-                ['[', ']']
-            };
+            let brackets = if value.is_tuple() { ['(', ')'] } else { ['[', ']'] };
             out.push(brackets[0]);
             for (i, item) in value.try_iter()?.enumerate() {
                 out.push_str(if i > 0 { ", " } else { "" });
                 repr(state, &item, depth + 1, out)?;
             }
-            out.push_str(if value.is_tuple() && value.len() == Some(1) {
-                ","
-            } else {
-                ""
-            });
+            out.push_str(if value.is_tuple() && value.len() == Some(1) { "," } else { "" });
             out.push(brackets[1]);
         }
         ValueKind::Map => {
@@ -65,11 +57,7 @@ fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<
 
 /// Appends a text in quotes: single ones, unless it holds those and no double ones.
 fn repr_text(text: &str, out: &mut String) {
-    let quote = if text.contains('\'') && !text.contains('"') {
-        '"'
-    } else {
-        '\''
-    };
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
     for c in text.chars() {
         match c {
@@ -146,9 +134,7 @@ pub(super) fn dumps(state: &State, value: &Value, options: &Kwargs) -> Result<St
     let (item, colon) = separators.unwrap_or((default_item.to_owned(), ": ".to_owned()));
     let style = Style {
         state,
-        ascii: options
-            .get::<Option<bool>>("ensure_ascii")?
-            .unwrap_or(false),
+        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         sort: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
         indent,
         item,
@@ -170,9 +156,7 @@ impl Style<'_> {
             ValueKind::String => self.text(value.as_str().unwrap_or_default(), out),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.container(['[', ']'], &items, depth, out, |item, out| {
-                    self.value(item, depth + 1, out)
-                })?;
+                self.container(['[', ']'], &items, depth, out, |item, out| self.value(item, depth + 1, out))?;
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
@@ -285,10 +269,7 @@ mod tests {
     use serde_json::json;
 
     fn kwargs(pairs: &[(&str, Value)]) -> Kwargs {
-        pairs
-            .iter()
-            .map(|(name, value)| (*name, value.clone()))
-            .collect()
+        pairs.iter().map(|(name, value)| (*name, value.clone())).collect()
     }
 
     fn dumps(value: &Value, options: &Kwargs) -> Result<String, Error> {
@@ -323,36 +304,22 @@ mod tests {
 
     #[test]
     fn json_is_written_as_json_dumps_does() {
-        let tool = value(
-            json!({"b": [1, 2.0, true, null], "a": {"é\"\n\u{7f}": "<𝄞>"}, "e": [], "o": {}}),
-        );
+        let tool = value(json!({"b": [1, 2.0, true, null], "a": {"é\"\n\u{7f}": "<𝄞>"}, "e": [], "o": {}}));
         assert_eq!(
             dumps(&tool, &kwargs(&[])).unwrap(),
             "{\"b\": [1, 2.0, true, null], \"a\": {\"é\\\"\\n\u{7f}\": \"<𝄞>\"}, \"e\": [], \"o\": {}}"
         );
         assert_eq!(
-            dumps(
-                &tool,
-                &kwargs(&[("ensure_ascii", true.into()), ("sort_keys", true.into())])
-            )
-            .unwrap(),
+            dumps(&tool, &kwargs(&[("ensure_ascii", true.into()), ("sort_keys", true.into())])).unwrap(),
             "{\"a\": {\"\\u00e9\\\"\\n\u{7f}\": \"<\\ud834\\udd1e>\"}, \"b\": [1, 2.0, true, null], \"e\": [], \"o\": {}}"
         );
         assert_eq!(
-            dumps(
-                &value(json!({"a": [1, []]})),
-                &kwargs(&[("indent", 2.into())])
-            )
-            .unwrap(),
+            dumps(&value(json!({"a": [1, []]})), &kwargs(&[("indent", 2.into())])).unwrap(),
             "{\n  \"a\": [\n    1,\n    []\n  ]\n}"
         );
         let tight = value(json!([",", ":"]));
         assert_eq!(
-            dumps(
-                &value(json!({"a": [1, 2]})),
-                &kwargs(&[("separators", tight)])
-            )
-            .unwrap(),
+            dumps(&value(json!({"a": [1, 2]})), &kwargs(&[("separators", tight)])).unwrap(),
             "{\"a\":[1,2]}"
         );
     }
@@ -366,10 +333,7 @@ mod tests {
     #[test]
     fn printing_agrees_with_python() {
         let list = value(json!(["it's", "a\"b", "'\"", true, null, 1, {"k": 0.5}]));
-        assert_eq!(
-            str(&list).unwrap(),
-            r#"["it's", 'a"b', '\'"', True, None, 1, {'k': 0.5}]"#
-        );
+        assert_eq!(str(&list).unwrap(), r#"["it's", 'a"b', '\'"', True, None, 1, {'k': 0.5}]"#);
         assert_eq!(str(&Value::UNDEFINED).unwrap(), "");
         assert_eq!(str(&Value::from("x\n")).unwrap(), "x\n");
     }

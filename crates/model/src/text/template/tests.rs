@@ -48,16 +48,8 @@ fn each_thinking_switch_renders_as_the_reference() {
     let messages = &agent_messages()[..2];
     let head = "[gMASK]<sop><|system|>Be brief.<|user|>Wie wärs?";
     for (switches, prompt, tail) in [
-        (
-            json!({"enable_thinking": false}),
-            true,
-            "<|assistant|></think>",
-        ),
-        (
-            json!({"enable_thinking": true}),
-            true,
-            "<|assistant|><think>",
-        ),
+        (json!({"enable_thinking": false}), true, "<|assistant|></think>"),
+        (json!({"enable_thinking": true}), true, "<|assistant|><think>"),
         (json!({}), true, "<|assistant|><think>"),
         (json!({"enable_thinking": false}), false, ""),
     ] {
@@ -78,9 +70,7 @@ fn whitespace_none_and_lists_render_as_the_reference() {
         json!({"content": "b"}),
         json!({"content": "c"}),
     ];
-    let rendered = template(source)
-        .render(&messages, false, &Map::new())
-        .unwrap();
+    let rendered = template(source).render(&messages, false, &Map::new()).unwrap();
     assert_eq!(rendered, "<s>A\n  None|True|[1, 'a', None]|\nB\ntail");
 }
 
@@ -101,20 +91,13 @@ fn the_demo_model_gets_its_prompt() {
         rendered,
         "[gMASK]<sop><|system|>S<|user|>Hello<|assistant|><think></think>Hi<|user|> <b><|assistant|><think></think>"
     );
-    assert!(
-        !template
-            .render(&messages, false, &Map::new())
-            .unwrap()
-            .ends_with("</think>")
-    );
+    assert!(!template.render(&messages, false, &Map::new()).unwrap().ends_with("</think>"));
 }
 
 #[test]
 fn a_refusal_speaks_in_the_templates_words() {
     let messages = [message("wizard", "x")];
-    let error = template(AGENT)
-        .render(&messages, true, &Map::new())
-        .unwrap_err();
+    let error = template(AGENT).render(&messages, true, &Map::new()).unwrap_err();
     assert!(
         matches!(&error, TextError::TemplateRefused { message } if message == "Unknown role: wizard"),
         "{error}"
@@ -131,27 +114,22 @@ fn an_endless_template_ends_in_an_error() {
         "{% set ns = namespace(s=['x']) %}{% for a in range(40) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s | tojson }}",
         "{% set ns = namespace(s=['x']) %}{% for a in range(40) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
     ] {
-        let error = template(source)
-            .render(&[], false, &Map::new())
-            .unwrap_err();
+        let error = template(source).render(&[], false, &Map::new()).unwrap_err();
         assert!(matches!(error, TextError::TemplateRender { .. }), "{error}");
     }
 }
 
 #[test]
 fn a_template_that_does_not_parse_is_named() {
-    let parsed = ChatTemplate::parse(
-        "{% if %}".to_owned(),
-        "x/chat_template.jinja".into(),
-        &json!({}),
-    );
+    let parsed = ChatTemplate::parse("{% if %}".to_owned(), "x/chat_template.jinja".into(), &json!({}));
     let error = parsed.unwrap_err().to_string();
     assert!(error.contains("x/chat_template.jinja"), "{error}");
 }
 
 #[test]
 fn generation_tags_add_nothing() {
-    let source = "a {%- generation -%} {{ '{% generation %}' }} {%- endgeneration %} b {% if true %}c{% endif %}";
+    let source =
+        "a {%- generation -%} {{ '{% generation %}' }} {%- endgeneration %} b {% if true %}c{% endif %}";
     let rendered = template(source).render(&[], false, &Map::new()).unwrap();
     assert_eq!(rendered, "a{% if true %} b c");
 }
@@ -163,12 +141,7 @@ fn the_jinja_file_wins_and_the_default_of_a_list_is_taken() {
     let list = json!([{"name": "rag", "template": "R"}, {"name": "default", "template": "D{{ eos_token }}"}]);
     let config = json!({"chat_template": list, "eos_token": {"content": "<e>", "lstrip": false}});
     std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
-    let render = || {
-        ChatTemplate::from_dir(dir.path())
-            .unwrap()
-            .unwrap()
-            .render(&[], false, &Map::new())
-    };
+    let render = || ChatTemplate::from_dir(dir.path()).unwrap().unwrap().render(&[], false, &Map::new());
     assert_eq!(render().unwrap(), "D<e>");
     std::fs::write(dir.path().join("chat_template.jinja"), "J{{ eos_token }}").unwrap();
     assert_eq!(render().unwrap(), "J<e>");
@@ -176,21 +149,14 @@ fn the_jinja_file_wins_and_the_default_of_a_list_is_taken() {
 
 #[test]
 fn a_template_of_a_wrong_type_is_refused() {
-    for bad in [
-        "7",
-        r#"{"chat_template": 7}"#.replace("7", "[{}]").as_str(),
-        r#"{"chat_template": 7}"#,
-        "{",
-    ] {
+    for bad in ["7", r#"{"chat_template": 7}"#.replace("7", "[{}]").as_str(), r#"{"chat_template": 7}"#, "{"]
+    {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("tokenizer_config.json"), bad).unwrap();
         match ChatTemplate::from_dir(dir.path()) {
             // A number has no fields, so it is a configuration without a template.
             Ok(None) => assert_eq!(bad, "7"),
-            other => assert!(
-                matches!(other, Err(TextError::Malformed { .. })),
-                "{bad}: {other:?}"
-            ),
+            other => assert!(matches!(other, Err(TextError::Malformed { .. })), "{bad}: {other:?}"),
         }
     }
 }

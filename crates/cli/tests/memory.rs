@@ -1,0 +1,163 @@
+//! A model larger than the memory that a control group allows.
+#![cfg(target_os = "linux")]
+
+#[path = "support/models.rs"]
+mod models;
+#[path = "support/program.rs"]
+mod program;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use models::{count, ids, ids_file, seeded_ids, without_stops};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+/// The model has 1 GiB of experts.
+const LIMIT: u64 = 700 * MIB;
+/// Bytes of one of its experts.
+const EXPERT: u64 = 2 * MIB;
+
+/// A control group of this test, removed when dropped.
+struct Group {
+    dir: PathBuf,
+    peak: &'static str,
+}
+
+impl Group {
+    /// A group with a memory limit; none, with the reason printed, where none can be made.
+    fn new(limit: u64) -> Option<Group> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("metaltail-test-{}-{number}", std::process::id());
+        let tops = [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max", "memory.peak"),
+            ("/sys/fs/cgroup/unified", "memory.max", "memory.peak"),
+        ];
+        for (top, limit_file, peak) in tops {
+            let dir = Path::new(top).join(&name);
+            if fs::create_dir(&dir).is_err() {
+                continue;
+            }
+            let group = Group { dir, peak };
+            // Where nothing of the kind is mounted it may be a directory like any other.
+            if group.dir.join("cgroup.procs").exists()
+                && fs::write(group.dir.join(limit_file), limit.to_string()).is_ok()
+            {
+                return Some(group);
+            }
+        }
+        println!("SKIPPED: no writable memory cgroup");
+        None
+    }
+
+    /// Runs the program in the group.
+    fn run(&self, dir: &Path, line: &str) -> Output {
+        let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.dir.display());
+        Command::new("sh")
+            .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_metaltail")])
+            .args(line.split_whitespace())
+            .env_clear()
+            .current_dir(dir)
+            .output()
+            .unwrap()
+    }
+
+    /// The most memory that the group ever had, where the system tells.
+    fn peak(&self) -> io::Result<u64> {
+        let text = fs::read_to_string(self.dir.join(self.peak))?;
+        text.trim().parse().map_err(io::Error::other)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A group that was just emptied may be busy for a moment.
+        for _ in 0..50 {
+            if fs::remove_dir(&self.dir).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+/// The synthetic model `fat`, in a directory beside the build, with a prompt of seeded ids. Nothing
+/// ends an answer early.
+fn fat() -> TempDir {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    program::run(dir.path(), "synth model --like fat").expect(0);
+    without_stops(&dir.path().join("model"));
+    ids_file(dir.path(), &seeded_ids(256, 256));
+    dir
+}
+
+/// What a run in the group said, and that it kept what it promised.
+fn survives(group: &Group, dir: &Path, tokens: usize, more: &str) -> Value {
+    let line = "run --json --model model --ids ids.json --temperature 1 --seed 3 --max-tokens";
+    let output = group.run(dir, &format!("{line} {tokens} {more}"));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&answer["finish"], ids(&answer["ids"]).len()), (&"length".into(), tokens));
+    let stats = &answer["stats"];
+    let (budget, peak) = (count(stats, "/memory/budget"), count(stats, "/memory/peak_anonymous"));
+    assert!(peak <= budget && budget <= LIMIT, "{}", stats["memory"]);
+    let terms = stats["memory"]["terms"].as_object().unwrap();
+    let sum: u64 = terms.values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    assert!(sum <= budget, "{}", stats["memory"]);
+    match group.peak() {
+        Ok(peak) => assert!(peak <= LIMIT, "the group had {peak} bytes"),
+        Err(error) => println!("the group's peak is not told: {error}"),
+    }
+    let misses = count(stats, "/experts/misses");
+    assert!(misses > 0 && count(stats, "/experts/evictions") > 0, "{}", stats["experts"]);
+    assert_eq!(count(stats, "/io/bytes"), misses * EXPERT);
+    answer
+}
+
+#[test]
+fn a_model_larger_than_its_control_group_runs_within_it() {
+    let Some(group) = Group::new(LIMIT) else { return };
+    let dir = fat();
+    let answer = survives(&group, dir.path(), 201, "");
+    let memory = &answer["stats"]["memory"];
+    let source = memory["source"].as_str().unwrap();
+    assert!(source.contains(group.dir.to_str().unwrap()), "{source}");
+    let cap = count(&answer["stats"], "/experts/cap");
+    assert!(cap > 4 && cap < 64, "the cap follows from the group: {cap}");
+
+    // A lower budget of the user's own holds as well, and moves bytes only.
+    let less = survives(&group, dir.path(), 64, "--ram 300M --prefill-chunk 64 --context 1024");
+    assert_eq!(less["stats"]["memory"]["source"], "demanded");
+    assert!(count(&less["stats"], "/experts/cap") < cap);
+    assert_eq!(ids(&less["ids"]), ids(&answer["ids"])[..64]);
+
+    // What the group does not allow is refused, and so is a cap that does not fit.
+    for (more, part) in [("--ram 800M", "control group"), ("--cap 64", "cap 64 does not fit")] {
+        let output = group.run(dir.path(), &format!("run --json --model model --ids ids.json {more}"));
+        assert_eq!(output.status.code(), Some(4), "{output:?}");
+        let error: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(error["error"]["kind"], "budget");
+        assert!(error["error"]["message"].as_str().unwrap().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_group_smaller_than_the_dense_part_is_refused_with_the_sum() {
+    let Some(group) = Group::new(96 * MIB) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    program::run(dir.path(), "synth model --like fat --layers 1 --experts 4").expect(0);
+    ids_file(dir.path(), &[1]);
+    let output = group.run(dir.path(), "run --json --model model --ids ids.json");
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    let error: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let message = error["error"]["message"].as_str().unwrap();
+    for part in ["program", "dense", "kv", "scratch", "sum", "limit", "missing", "control group"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
