@@ -110,7 +110,7 @@ fn one_round(engine: &Engine, options: &DecodeOptions, seed: u64) -> Result<(f64
     let start = Instant::now();
     for _ in 0..options.tokens {
         session.extend(&[id()], &cancel, &mut |_, hidden| {
-            std::hint::black_box(engine.logits(hidden));
+            std::hint::black_box(engine.logits(hidden)?);
             Ok(())
         })?;
     }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use metaltail_container::Checkpoint;
-use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool, default_threads};
+use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places};
-use metaltail_store::{Budget, Direct, ExpertStore, Machine, StoreConfig};
+use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Machine, StoreConfig};
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
@@ -103,20 +103,24 @@ impl Engine {
         let inventory = plan.inventory();
         checkpoint.check(&inventory)?;
         checkpoint.notices().iter().for_each(|text| telemetry.notice(text));
-        let context = context(options, &plan)?;
-        let prefill_chunk = options.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
-        let threads = options.threads.unwrap_or_else(default_threads).max(1);
         let places = expert_places(&checkpoint, &inventory, false)?;
-
-        let demand = Demand::of(&checkpoint, &plan, &inventory, context, prefill_chunk, threads)?;
+        let geometry = Geometry::new(&places)?;
+        let demand =
+            |context, chunk, threads| Demand::of(&checkpoint, &plan, &inventory, context, chunk, threads);
+        let settled = memory::settle(options, &plan, &geometry, &demand)?;
+        if settled.shortened {
+            telemetry
+                .notice(&format!("memory allows a context of {} tokens; --context decides", settled.context));
+        }
         let config = StoreConfig {
+            cap: settled.fit.cap,
+            in_flight: settled.fit.in_flight,
+            loaders: settled.loaders,
             direct: options.direct,
             checksums: options.checksums.unwrap_or(true),
             ..StoreConfig::default()
         };
-        let (budget, config) = memory::fit(options, &demand, &places, config)?;
-
-        let pool = Arc::new(Pool::new(threads));
+        let pool = Arc::new(Pool::new(settled.threads));
         let kernels = Kernels::best();
         let store = ExpertStore::open(checkpoint.files(), places.clone(), config.clone(), telemetry.clone())?;
         let loaded = std::cell::Cell::new(0);
@@ -126,7 +130,7 @@ impl Engine {
             draft: false,
             progress: &|bytes| {
                 loaded.set(loaded.get() + bytes);
-                progress(loaded.get(), demand.dense);
+                progress(loaded.get(), settled.demand.dense);
             },
         };
         let model = Model::load(&checkpoint, plan, &places, &load)?;
@@ -135,14 +139,14 @@ impl Engine {
         let resolved = Resolved {
             model: dir.to_owned(),
             container: checkpoint.kind().to_string(),
-            ram: budget.limit,
+            ram: settled.budget.limit,
             cap: config.cap,
             loaders: config.loaders,
             direct: on_off(store.io_mode().direct),
             checksums: on_off(config.checksums),
-            prefill_chunk,
-            context,
-            threads,
+            prefill_chunk: settled.prefill_chunk,
+            context: settled.context,
+            threads: settled.threads,
             isa: kernels.isa().to_string(),
             exact: options.exact,
         };
@@ -152,7 +156,7 @@ impl Engine {
             model,
             store,
             telemetry,
-            budget,
+            budget: settled.budget,
             resolved,
         })
     }
@@ -228,17 +232,14 @@ impl Engine {
     }
 
     /// Logits of hidden states: n × vocabulary.
-    pub fn logits(&self, hidden: &[f32]) -> Vec<f32> {
-        self.model.logits(hidden)
-    }
-}
-
-fn context(options: &EngineOptions, plan: &Plan) -> Result<usize, EngineError> {
-    let max = plan.max_context;
-    match options.context {
-        Some(asked) if asked > max => Err(EngineError::ContextTooLong { asked, max }),
-        Some(0) => Err(EngineError::Setting("--context 0 holds no token".into())),
-        Some(asked) => Ok(asked),
-        None => Ok(max.min(DEFAULT_CONTEXT)),
+    ///
+    /// # Errors
+    /// [`EngineError::NotFinite`] if any is not a number or infinite: nothing can be chosen by them.
+    pub fn logits(&self, hidden: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let logits = self.model.logits(hidden);
+        match logits.iter().position(|logit| !logit.is_finite()) {
+            None => Ok(logits),
+            Some(at) => Err(EngineError::NotFinite { id: at % self.plan().vocab, value: logits[at] }),
+        }
     }
 }

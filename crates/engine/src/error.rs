@@ -50,6 +50,16 @@ pub enum EngineError {
         /// Tokens of the sequence.
         len: usize,
     },
+    /// A logit that is not a number, or infinite.
+    #[error(
+        "the model's logit of token {id} is {value}: its weights are damaged (metaltail inspect --verify) or its numbers overflow"
+    )]
+    NotFinite {
+        /// Token id.
+        id: usize,
+        /// The logit.
+        value: f32,
+    },
     /// A setting that cannot be.
     #[error("{0}")]
     Setting(String),

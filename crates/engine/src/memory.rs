@@ -1,11 +1,12 @@
 //! What a model needs besides experts, and the budget that follows.
 
 use metaltail_container::{Checkpoint, ExpertPlace, Inventory, TensorSpec};
+use metaltail_kernels::default_threads;
 use metaltail_model::{AttentionPlan, FfnPlan, KvCache, LayerPlan, Plan};
 use metaltail_store::budget::term;
-use metaltail_store::{Budget, Geometry, LayerExperts, Machine, StoreConfig, Wanted};
+use metaltail_store::{Budget, BudgetError, Fit, Geometry, Machine, StoreConfig, Wanted};
 
-use crate::engine::EngineOptions;
+use crate::engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions};
 use crate::error::EngineError;
 
 /// Memory of a model apart from its expert slots, in bytes.
@@ -63,7 +64,7 @@ impl Demand {
             dense: 0,
             kv: KvCache::bytes_for(plan, context),
             scratch: scratch(plan, context, chunk, threads),
-            program: PROGRAM + THREAD * threads as u64 + places,
+            program: PROGRAM.saturating_add(THREAD.saturating_mul(threads as u64)).saturating_add(places),
         }
     }
 }
@@ -110,27 +111,89 @@ fn row_floats(layer: &LayerPlan, hidden: usize) -> usize {
     attention.max(ffn)
 }
 
-/// The budget with every term charged, and the store's settings that fit it.
+/// Settings that memory decides, and the budget that they make.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    /// Positions of a session.
+    pub context: usize,
+    /// Rows of a prefill step.
+    pub prefill_chunk: usize,
+    /// Compute threads.
+    pub threads: usize,
+    /// Loader threads.
+    pub loaders: usize,
+    /// What the model needs besides experts.
+    pub demand: Demand,
+    /// Every term, the expert slots included.
+    pub budget: Budget,
+    /// Expert slots.
+    pub fit: Fit,
+    /// Whether the default context was shortened to fit.
+    pub shortened: bool,
+}
+
+/// Shortest context that a default is shortened to.
+const SHORTEST_CONTEXT: usize = 512;
+
+/// Settles context, threads and expert slots within memory. `demand` says what a context, a prefill
+/// chunk and a number of threads need. A context that was not asked for is halved while nothing fits.
 ///
 /// # Errors
-/// Demands that cannot be met: they are refused with the sum, never clamped.
-pub(crate) fn fit(
+/// Settings that contradict the model; demands that cannot be met, which are refused with the sum,
+/// never clamped.
+pub fn settle<E: From<EngineError>>(
     options: &EngineOptions,
-    demand: &Demand,
-    places: &[LayerExperts],
-    config: StoreConfig,
-) -> Result<(Budget, StoreConfig), EngineError> {
+    plan: &Plan,
+    geometry: &Geometry,
+    demand: &dyn Fn(usize, usize, usize) -> Result<Demand, E>,
+) -> Result<Settled, E> {
     let machine = Machine::probe()
         .map_err(|error| EngineError::Setting(format!("cannot read the machine's memory: {error}")))?;
-    let geometry = Geometry::new(places)?;
-    let loaders = options.loaders.unwrap_or_else(StoreConfig::default_loaders);
-    if loaders == 0 {
-        return Err(EngineError::Setting("--loaders 0 reads nothing: use at least 1".into()));
+    let threads = options.threads.unwrap_or_else(default_threads).max(1);
+    let loaders = options.loaders.unwrap_or_else(StoreConfig::default_loaders).max(1);
+    let most = context(options, plan)?;
+    let mut context = most;
+    loop {
+        let prefill_chunk = options.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
+        let demand = demand(context, prefill_chunk, threads)?;
+        let wanted = Wanted { cap: options.cap, in_flight: None, loaders };
+        let fitted = budget(&machine, options.ram, &demand).and_then(|mut budget| {
+            let fit = budget.fit_cap(geometry, wanted)?;
+            Ok((budget, fit))
+        });
+        match fitted {
+            Ok((budget, fit)) => {
+                let shortened = context < most;
+                return Ok(Settled {
+                    context,
+                    prefill_chunk,
+                    threads,
+                    loaders,
+                    demand,
+                    budget,
+                    fit,
+                    shortened,
+                });
+            }
+            Err(EngineError::Budget(BudgetError::TooSmall { .. } | BudgetError::DoesNotFit { .. }))
+                if options.context.is_none() && context / 2 >= SHORTEST_CONTEXT =>
+            {
+                context /= 2;
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
-    let mut budget = budget(&machine, options.ram, demand)?;
-    let wanted = Wanted { cap: options.cap, in_flight: None, loaders };
-    let fit = budget.fit_cap(&geometry, wanted)?;
-    Ok((budget, StoreConfig { cap: fit.cap, in_flight: fit.in_flight, loaders, ..config }))
+}
+
+/// The context asked for, else what the model allows up to the usual one.
+fn context(options: &EngineOptions, plan: &Plan) -> Result<usize, EngineError> {
+    let max = plan.max_context;
+    match options.context {
+        Some(asked) if asked > max => Err(EngineError::ContextTooLong { asked, max }),
+        Some(0) => Err(EngineError::Setting("--context 0 holds no token".into())),
+        Some(asked) => Ok(asked),
+        None => Ok(max.min(DEFAULT_CONTEXT)),
+    }
 }
 
 /// A budget with everything but the expert slots charged.

@@ -70,7 +70,7 @@ fn score_all(
         session.extend(ids, cancel, &mut |first, hidden| {
             let width = engine.plan().hidden;
             for (i, rows) in hidden.chunks(LOGIT_ROWS * width).enumerate() {
-                let logits = engine.logits(rows);
+                let logits = engine.logits(rows)?;
                 sequence.take(first + i * LOGIT_ROWS, &logits, engine.plan().vocab, &mut result);
             }
             progress(hidden.len() / width);

@@ -180,7 +180,7 @@ impl<'e> Session<'e> {
             if cancel.is_cancelled() {
                 return Ok(Generation { ids, finish: Finish::Cancelled });
             }
-            let id = sampler.sample(&self.engine.logits(&hidden));
+            let id = sampler.sample(&self.engine.logits(&hidden)?);
             ids.push(id);
             if options.stop_ids.contains(&id) || each(id) == Flow::Stop {
                 return Ok(Generation { ids, finish: Finish::Stop });

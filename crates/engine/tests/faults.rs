@@ -230,7 +230,8 @@ fn a_cap_above_the_budget_is_refused_and_a_default_is_fitted() {
     let bare = model.open(&EngineOptions { cap: Some(0), ..settings() });
     let sum = bare.budget().total();
     assert!(sum < bare.budget().limit);
-    let tight = |cap| EngineOptions { ram: Some(sum), cap, ..settings() };
+    let context = Some(bare.resolved().context);
+    let tight = |cap| EngineOptions { ram: Some(sum), cap, context, ..settings() };
     let error = model.try_open(&tight(Some(8))).map(|_| ()).unwrap_err();
     assert!(matches!(error, EngineError::Budget(BudgetError::DoesNotFit { setting: "cap", value: 8, .. })));
     let engine = model.open(&tight(Some(0)));
@@ -239,6 +240,46 @@ fn a_cap_above_the_budget_is_refused_and_a_default_is_fitted() {
     assert!(fitted.budget().total() <= sum && fitted.resolved().cap < 8);
     let prompt = random_ids(10, 256, 5);
     assert_eq!(common::greedy(&fitted, &prompt, 3), common::greedy(&bare, &prompt, 3));
+}
+
+/// A default gives way to memory, with a notice; what was asked for does not.
+#[test]
+fn a_default_context_is_shortened_to_fit_and_an_explicit_one_refused() {
+    let model = Synthetic::of(Like::Wide, SynthFormat::Slab);
+    let usual = model.open(&settings());
+    let terms = &usual.budget().terms;
+    let of = |name| terms.iter().find(|term| term.name == name).map_or(0, |term| term.bytes);
+    let ram = Some(of(term::PROGRAM) + of(term::DENSE) + of(term::SCRATCH) + of(term::KV) / 2);
+    let tight = EngineOptions { ram, cap: None, ..settings() };
+    let engine = model.open(&tight);
+    let (short, long) = (engine.context(), usual.context());
+    assert!(short < long && short >= 512, "{short} of {long}");
+    assert!(engine.telemetry().figures().notices.iter().any(|text| text.contains("context")));
+    let explicit = EngineOptions { context: Some(long), ..tight };
+    let error = model.try_open(&explicit).map(|_| ()).unwrap_err();
+    assert!(matches!(error, EngineError::Budget(BudgetError::TooSmall { .. })), "{error}");
+    assert!(error.to_string().contains("--context"), "{error}");
+}
+
+/// Nothing can be chosen by such logits: an error, never token 0 for ever.
+#[test]
+fn logits_that_are_not_numbers_end_the_request() {
+    let model = Synthetic::of(Like::Tiny, SynthFormat::Hf);
+    let spec = model.inventory.tensors.iter().find(|spec| spec.name == "lm_head.weight").unwrap();
+    let at = model.checkpoint().matrix(spec).unwrap().weights;
+    let nan = half_nan().repeat(spec.cols);
+    writable(&file_of(&model, at)).write_all_at(&nan, at.offset + 7 * nan.len() as u64).unwrap();
+    let engine = model.open(&settings());
+    let options = GenerateOptions { sampling: Sampling::GREEDY, max_tokens: Some(3), stop_ids: Vec::new() };
+    let mut session = Session::new(&engine);
+    let prompt = random_ids(5, 256, 1);
+    let error = session.generate(&prompt, &options, &CancelFlag::new(), &mut |_| Flow::Continue).unwrap_err();
+    assert!(matches!(error, EngineError::NotFinite { id: 7, .. }), "{error}");
+}
+
+/// NaN as bfloat16.
+fn half_nan() -> [u8; 2] {
+    [0xc0, 0x7f]
 }
 
 #[test]

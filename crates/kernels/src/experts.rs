@@ -123,6 +123,16 @@ pub trait ExpertCompute: Send {
     /// If a task does not fit the pass; nothing of this submit is then computed.
     fn submit(&mut self, tasks: &[ExpertTask<'_>]) -> Result<Completion, ComputeError>;
 
+    /// Waits until no bytes of earlier submits are in use any more; the pass goes on. Called when the
+    /// caller cannot keep more experts alive. A device that always answers [`Completion::Done`] has
+    /// nothing to wait for.
+    ///
+    /// # Errors
+    /// If queued work failed.
+    fn drain(&mut self) -> Result<(), ComputeError> {
+        Ok(())
+    }
+
     /// Waits for everything; row o of the result, `hidden` wide, is output row o, unweighted
     /// (zeros where no task named it).
     ///

@@ -114,10 +114,7 @@ pub enum BudgetError {
         budget: Budget,
     },
     /// Not one expert slot fits.
-    #[error(
-        "memory is too small for this model: one expert slot of each size takes {} and does not fit. Raise the limit, shorten the context, or use a smaller model\n{budget}",
-        Size(*slot)
-    )]
+    #[error("{}\n{budget}", too_small(*slot, budget))]
     TooSmall {
         /// Bytes of one slot of each size class.
         slot: u64,
@@ -127,6 +124,26 @@ pub enum BudgetError {
 }
 
 const MIB: u64 = 1 << 20;
+
+/// What is too large and what would help.
+fn too_small(slot: u64, budget: &Budget) -> String {
+    let experts = |t: &&Term| t.name == term::IN_FLIGHT || t.name == term::CACHED;
+    let others = budget.terms.iter().filter(|t| !experts(t));
+    let fixed = others.clone().fold(0u64, |sum, t| sum.saturating_add(t.bytes));
+    if fixed <= budget.limit {
+        return format!(
+            "memory is too small for this model: one expert slot of each size takes {} and does not fit. \
+             Raise the limit, shorten the context, or use a smaller model",
+            Size(slot)
+        );
+    }
+    let largest = others.max_by_key(|t| t.bytes).map_or("", |t| t.name);
+    format!(
+        "memory is too small for this model: even without expert slots it needs {}, most of it for {largest}. \
+         Raise the limit, or lower --context (kv), --prefill-chunk (scratch) or --threads (program)",
+        Size(fixed)
+    )
+}
 
 /// Kept free of a default limit: a tenth, 512 MiB at most.
 fn reserve(headroom: u64) -> u64 {

@@ -3,7 +3,7 @@
 use metaltail_container::{ExpertPlace, PartPlace};
 use metaltail_kernels::{Completion, ExpertTask, ExpertWeights};
 use metaltail_quant::MatrixRef;
-use metaltail_store::Lease;
+use metaltail_store::{Lease, StoreError};
 
 use crate::error::ModelError;
 use crate::ffn::dense::SwiGlu;
@@ -88,7 +88,17 @@ impl Moe {
     ) -> Result<(), ModelError> {
         let mut fetch = experts.store.fetch(self.layer, &union.experts)?;
         let mut first = true;
-        while let Some(batch) = fetch.next_batch()? {
+        loop {
+            let batch = match fetch.next_batch() {
+                // The device still reads experts whose slots are needed: let it come to an end.
+                Err(StoreError::LeasesExhausted { .. }) if !held.is_empty() => {
+                    experts.compute.drain()?;
+                    held.clear();
+                    continue;
+                }
+                other => other?,
+            };
+            let Some(batch) = batch else { return Ok(()) };
             let tasks = batch
                 .iter()
                 .map(|(index, lease)| {
@@ -104,7 +114,6 @@ impl Moe {
                 between();
             }
         }
-        Ok(())
     }
 }
 
