@@ -7,12 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
+use metaltail_quant::Format;
 use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::error::Error;
 use crate::inventory::{ExpertLayerSpec, Inventory, Part, Role, TensorSpec};
 use crate::place::MatrixPlace;
+use crate::slab::{MANIFEST, Manifest};
 
 /// Names that a message lists before it says how many more there are.
 const NAMED: usize = 5;
@@ -236,6 +238,8 @@ impl Checkpoint {
             claimed += self.count_layer(layer, &mut census)?;
         }
         census.unused = self.index().len().saturating_sub(claimed);
+        self.refuse_other_parameters(inventory, (!use_draft).then_some(&draft_layers))?;
+        self.notice_layers_beyond(inventory);
         Ok(census)
     }
 
@@ -266,6 +270,71 @@ impl Checkpoint {
             (0, _) => Draft::Absent,
             _ if present == wanted => Draft::Complete,
             _ => Draft::Partial { present, wanted, missing },
+        }
+    }
+
+    /// Refuses a slab container whose manifest names other formats than its matrices have.
+    ///
+    /// `left_out` are layers that are not used.
+    fn refuse_other_parameters(
+        &self,
+        inventory: &Inventory,
+        left_out: Option<&BTreeSet<u32>>,
+    ) -> Result<(), Error> {
+        let Some(Manifest { parameters, experts, .. }) = self.manifest() else {
+            return Ok(());
+        };
+        let hold = |what: &str, says: &str, place: &dyn Fn() -> String, got: Format| {
+            // These two promise nothing about a single matrix.
+            if says == "keep" || says == "mixed" || says == got.to_string() {
+                return Ok(());
+            }
+            let path = self.dir().join(MANIFEST);
+            let (what, says, got) = (format!("parameters.{what}"), says.to_owned(), got.to_string());
+            Err(Error::ManifestDisagrees { path, what, says, place: place(), got })
+        };
+        let quantised = |spec: &&TensorSpec| {
+            let used = left_out.is_none_or(|layers| !is_draft(spec, layers)) && self.has(&spec.name);
+            used && spec.rows != 1 && !spec.role.keeps_f32()
+        };
+        for spec in inventory.tensors.iter().filter(quantised) {
+            let got = self.matrix(spec)?.layout.format();
+            hold("rest", &parameters.rest, &|| format!("tensor {:?}", spec.name), got)?;
+        }
+        for layer in experts {
+            let used = left_out.is_none_or(|layers| !layers.contains(&layer.layer));
+            let spec = inventory.experts.iter().find(|spec| spec.layer == layer.layer);
+            let Some(spec) = spec.filter(|_| used) else {
+                continue;
+            };
+            let (what, says) = match spec.draft {
+                true => ("draft_experts", &parameters.draft_experts),
+                false => ("experts", &parameters.experts),
+            };
+            for got in layer.formats {
+                hold(what, says, &|| format!("the experts of layer {}", layer.layer), got)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notices stored layers after the last one that the inventory knows.
+    fn notice_layers_beyond(&self, inventory: &Inventory) {
+        let dense = inventory.tensors.iter().filter_map(|spec| spec.layer);
+        let Some(last) = dense.chain(inventory.experts.iter().map(|layer| layer.layer)).max() else {
+            return;
+        };
+        // Only the model's own stack: a vision tower has layers too.
+        let stack = format!("{}layers.", self.prefix());
+        let layer = |name: &str| name.strip_prefix(&stack)?.split('.').next()?.parse::<u32>().ok();
+        let beyond: Vec<u32> = self.tensor_names().filter_map(layer).filter(|layer| *layer > last).collect();
+        if let (Some(first), Some(end)) = (beyond.iter().min(), beyond.iter().max()) {
+            let layers =
+                if first == end { format!("layer {first}") } else { format!("layers {first}–{end}") };
+            self.notice(format!(
+                "the files hold {layers} that config.json does not use ({} tensors): is num_hidden_layers right?",
+                beyond.len()
+            ));
         }
     }
 

@@ -8,19 +8,21 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use metaltail_quant::{OwnedMatrix, dequantize};
+use metaltail_quant::{Format, OwnedMatrix, dequantize};
 use serde::Serialize;
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::colibri::{self, Stamps};
 use crate::error::Error;
+use crate::finite;
 use crate::header::{self, Header, HeaderError};
 use crate::hf;
 use crate::index::TensorIndex;
-use crate::inventory::{ExpertLayerSpec, Part, TensorSpec};
+use crate::inventory::{ExpertLayerSpec, Part, Role, TensorSpec};
 use crate::listing::{Listing, open_plain, read_object};
 use crate::place::{ExpertPlace, Extent, MatrixPlace, PartPlace, RunOffset};
-use crate::slab::{self, Manifest, Slab};
+use crate::slab::{self, Checksum, Manifest, SCALES_SUFFIX, Slab};
 
 /// Longest single read, in bytes, so that a failed one names its offset closely.
 const READ_CHUNK: usize = 1 << 30;
@@ -88,7 +90,11 @@ impl Opened {
         let keep = |name: &str| !(padded && name.starts_with(slab::PAD_PREFIX));
         let index = TensorIndex::new(dir, files, headers, keep)?;
         let detail = match manifest {
-            Some(manifest) => Detail::Slab(Box::new(Slab::new(manifest, files, headers, lens)?)),
+            Some(manifest) => {
+                let slab = Slab::new(manifest, files, headers, lens)?;
+                slab.check_dense(&index)?;
+                Detail::Slab(Box::new(slab))
+            }
             None if colibri::is_colibri(&index) => Detail::Colibri(Stamps::new(files, headers)?),
             None => Detail::Hf,
         };
@@ -107,6 +113,8 @@ pub struct Checkpoint {
     index: TensorIndex,
     detail: Detail,
     notices: Mutex<BTreeSet<String>>,
+    /// Whether dense tensors are held against the manifest's checksums.
+    verify_dense: bool,
 }
 
 impl Checkpoint {
@@ -126,7 +134,11 @@ impl Checkpoint {
                 None => Error::NoConfig { dir: dir.to_owned() },
             });
         }
+        listing.refuse_dangling(dir)?;
         let config = read_object(&dir.join("config.json"))?;
+        if let Some(manifest) = &manifest {
+            refuse_other_family(dir, manifest, &config)?;
+        }
         let generation_config = if listing.names.contains("generation_config.json") {
             Some(read_object(&dir.join("generation_config.json"))?)
         } else {
@@ -151,7 +163,14 @@ impl Checkpoint {
             index,
             detail,
             notices: Mutex::default(),
+            verify_dense: true,
         })
+    }
+
+    /// Whether [`Self::read_matrix`] and [`Self::read_f32`] hold the tensors of a slab container
+    /// against the checksums of its manifest; on unless switched off.
+    pub fn verify_dense(&mut self, on: bool) {
+        self.verify_dense = on;
     }
 
     /// What the directory is.
@@ -211,7 +230,8 @@ impl Checkpoint {
         self.index.find(name).is_some()
     }
 
-    /// What was decided for lack of a stamp, in sentences; grows as matrices are located.
+    /// What was decided for lack of a stamp and what looks odd, in sentences; grows as matrices are
+    /// located and with [`Self::check`].
     pub fn notices(&self) -> Vec<String> {
         let notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
         notices.iter().cloned().collect()
@@ -228,11 +248,30 @@ impl Checkpoint {
     /// Reads a matrix in its stored format.
     ///
     /// # Errors
-    /// As [`Self::matrix`], and failed reads.
+    /// As [`Self::matrix`], failed reads, bytes that are not those of the manifest's checksum, and
+    /// NaN or infinity among the scales or in a tensor that is kept in f32 (routers apart).
     pub fn read_matrix(&self, spec: &TensorSpec) -> Result<OwnedMatrix, Error> {
         let place = self.matrix(spec)?;
-        let weights = self.read_extent(place.weights)?;
-        let scales = place.scales.map_or(Ok(Vec::new()), |extent| self.read_extent(extent))?;
+        let (name, _) = self.index.require(&spec.name)?;
+        let weights = self.read_verified(name, place.weights)?;
+        let scales = match place.scales {
+            Some(extent) => self.read_verified(&format!("{name}{SCALES_SUFFIX}"), extent)?,
+            None => Vec::new(),
+        };
+        let refuse = |what: &'static str, file: u32, (index, got): (usize, f32)| {
+            let file = self.files.get(file as usize).unwrap_or(&self.dir).clone();
+            Err(Error::NotFinite { file, tensor: name.to_owned(), what, index, got })
+        };
+        // A router may give scores that are no numbers: the model survives that and reports it.
+        if (spec.role.keeps_f32() || spec.rows == 1)
+            && spec.role != Role::Router
+            && let Some(found) = finite::first_odd(place.layout.format(), &weights)
+        {
+            return refuse("value", place.weights.file, found);
+        }
+        if let (Some(extent), Some(found)) = (place.scales, finite::first_odd(Format::F32, &scales)) {
+            return refuse("scale", extent.file, found);
+        }
         OwnedMatrix::new(place.layout, weights, scales)
             .map_err(|source| Error::Layout { tensor: spec.name.clone(), source })
     }
@@ -296,6 +335,29 @@ impl Checkpoint {
         Ok(bytes)
     }
 
+    /// Reads a dense tensor's bytes and holds them against its checksum, where it has one.
+    fn read_verified(&self, name: &str, extent: Extent) -> Result<Vec<u8>, Error> {
+        let bytes = self.read_extent(extent)?;
+        let wanted = self.manifest().filter(|_| self.verify_dense).and_then(|m| m.dense.get(name).copied());
+        if let Some(wanted) = wanted {
+            let got = Checksum(xxh3_64(&bytes));
+            if got != wanted {
+                let file = self.files.get(extent.file as usize).unwrap_or(&self.dir).clone();
+                let (tensor, offset) = (name.to_owned(), extent.offset);
+                return Err(Error::Checksum { file, tensor, offset, wanted, got });
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Keeps a sentence for [`Self::notices`].
+    pub(crate) fn notice(&self, text: String) {
+        let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        if notices.len() < NOTICES_CAP {
+            notices.insert(text);
+        }
+    }
+
     /// Length of one of [`Self::files`] now, in bytes.
     pub(crate) fn file_len(&self, file: u32) -> Result<u64, Error> {
         let path = self.files.get(file as usize).unwrap_or(&self.dir);
@@ -314,15 +376,24 @@ impl Checkpoint {
             Detail::Hf => hf::locate(&self.index, name, stored, rows, cols),
             Detail::Slab(slab) => slab.locate(&self.index, name, stored, (rows, cols)),
             Detail::Colibri(stamps) => {
-                let notice = |text| {
-                    let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
-                    if notices.len() < NOTICES_CAP {
-                        notices.insert(text);
-                    }
-                };
+                let notice = |text| self.notice(text);
                 colibri::locate(&self.index, stamps, name, stored, (rows, cols), &notice)
             }
         }
+    }
+}
+
+/// Refuses a manifest that was written for another family than config.json names.
+fn refuse_other_family(dir: &Path, manifest: &Manifest, config: &Value) -> Result<(), Error> {
+    match config.get("model_type").and_then(Value::as_str) {
+        Some(got) if got != manifest.model_type => Err(Error::ManifestDisagrees {
+            path: dir.join(slab::MANIFEST),
+            what: "model_type".to_owned(),
+            says: manifest.model_type.clone(),
+            place: "config.json".to_owned(),
+            got: got.to_owned(),
+        }),
+        _ => Ok(()),
     }
 }
 

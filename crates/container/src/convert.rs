@@ -25,9 +25,10 @@ pub use space::free_bytes;
 
 use crate::slab::{Manifest, Parameters};
 pub use crate::slab_writer::WriteError;
+use crate::slab_writer::directory::NewDirs;
 use crate::slab_writer::file::write_atomic;
 use crate::slab_writer::parallel::worker_threads;
-use crate::slab_writer::{DENSE_FILE, Finished, SlabPlan, write_file, write_manifest};
+use crate::slab_writer::{DENSE_FILE, Finished, SlabFile, SlabPlan, write_file, write_manifest};
 use crate::{Checkpoint, ExpertLayerSpec, Inventory, Part, Role, TensorSpec};
 
 /// Small files that a container takes over from its source, where present.
@@ -101,7 +102,8 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
-/// Hears of progress after every tensor or expert; `Break` stops the work with
+/// Hears of progress after every tensor or expert, and while the files of an earlier run are read
+/// again; `Break` stops the work with
 /// [`WriteError::Interrupted`], and a later run goes on.
 pub type OnProgress<'a> = &'a mut dyn FnMut(Progress<'_>) -> ControlFlow<()>;
 
@@ -211,11 +213,12 @@ pub fn convert(
 ) -> Result<ConvertReport, WriteError> {
     let plan = ConvertPlan::new(source, inventory, options)?;
     let identity = SourceIdentity::of(source)?;
-    fs::create_dir_all(destination).map_err(WriteError::io("create", destination))?;
+    // Dropped after the lock, whose file is in the directory.
+    let _made = NewDirs::make(destination)?;
     refuse_same(source.dir(), destination)?;
     // Looked at before the lock, so that a foreign directory is left untouched, and after it.
     journal::examine(destination)?;
-    let lock = Lock::take(destination)?;
+    let _lock = Lock::take(destination)?;
     let mut journal = match journal::examine(destination)? {
         Destination::Complete(manifest) => return complete(&plan, &manifest, destination),
         Destination::Begun(journal) => {
@@ -235,7 +238,6 @@ pub fn convert(
     let manifest = plan.slab.manifest(&plan.model_type, &plan.parameters, &finished);
     write_manifest(destination, &manifest)?;
     journal::clean_up(destination)?;
-    drop(lock);
     Ok(ConvertReport {
         files: plan.files().count(),
         bytes: plan.total_bytes(),
@@ -259,17 +261,18 @@ fn write_weights(
     let mut finished = Vec::with_capacity(plan.slab.files.len());
     let mut skipped = 0;
     for file in &plan.slab.files {
-        if let Some(entry) = journal.finished(destination, file.plan.name(), file.plan.bytes()) {
-            finished.push(entry.clone());
+        let report = &mut |bytes| {
+            let written = done + bytes;
+            match progress(Progress { file: file.plan.name(), written, total }) {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(WriteError::Interrupted { written, total }),
+            }
+        };
+        if let Some(entry) = kept(destination, file, journal, report)? {
+            finished.push(entry);
             skipped += 1;
         } else {
-            let entry = write_file(destination, file, &weights, threads, &mut |bytes| {
-                let written = done + bytes;
-                match progress(Progress { file: file.plan.name(), written, total }) {
-                    ControlFlow::Continue(()) => Ok(()),
-                    ControlFlow::Break(()) => Err(WriteError::Interrupted { written, total }),
-                }
-            })?;
+            let entry = write_file(destination, file, &weights, threads, report)?;
             journal.finished.retain(|f| f.name != entry.name);
             journal.finished.push(entry.clone());
             journal.save(destination)?;
@@ -278,6 +281,24 @@ fn write_weights(
         done += file.plan.bytes();
     }
     Ok((finished, skipped))
+}
+
+/// A file of an earlier run whose bytes are still those that it wrote; a damaged one is removed.
+fn kept(
+    destination: &Path,
+    file: &SlabFile,
+    journal: &Journal,
+    progress: &mut dyn FnMut(u64) -> Result<(), WriteError>,
+) -> Result<Option<Finished>, WriteError> {
+    let Some(entry) = journal.finished(destination, file) else {
+        return Ok(None);
+    };
+    if journal::is_unharmed(destination, entry, progress)? {
+        return Ok(Some(entry.clone()));
+    }
+    let path = destination.join(&entry.name);
+    fs::remove_file(&path).map_err(WriteError::io("remove", &path))?;
+    Ok(None)
 }
 
 /// The end of a run into a directory that has its manifest.
@@ -346,7 +367,7 @@ fn refuse_full(dir: &Path, plan: &ConvertPlan, journal: &Journal) -> Result<(), 
         .slab
         .files
         .iter()
-        .filter_map(|f| journal.finished(dir, f.plan.name(), f.plan.bytes()))
+        .filter_map(|f| journal.finished(dir, f))
         .fold(0u64, |sum, f| sum.saturating_add(f.bytes));
     let wanted = plan.total_bytes().saturating_sub(kept);
     match free_bytes(dir)? {

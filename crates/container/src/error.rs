@@ -1,14 +1,14 @@
 //! Why a model directory is refused.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use metaltail_quant::LayoutError;
 use thiserror::Error;
 
 use crate::census::Missing;
 use crate::header::{Dtype, HeaderError};
-use crate::slab::ManifestError;
+use crate::slab::{Checksum, ManifestError};
 
 /// A refusal, or a failed read, of a model directory.
 #[derive(Debug, Error)]
@@ -42,6 +42,25 @@ pub enum Error {
         /// The operating system's reason.
         #[source]
         source: io::Error,
+    },
+    /// The limit of open files is reached.
+    #[error("cannot {action} {}: too many files are open; every weight file of a model stays open, so raise the limit with `ulimit -n` and try again", path.display())]
+    OpenFiles {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A link that leads nowhere.
+    #[error("{} is a link to {}, which does not exist: fetch that file or remove the link", path.display(), target.display())]
+    DanglingLink {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
     },
     /// A positional read failed or came back short.
     #[error("cannot read {wanted} bytes at offset {offset} of {}", path.display())]
@@ -261,6 +280,48 @@ pub enum Error {
         /// Wanted and got.
         reason: String,
     },
+    /// The manifest and what it describes do not belong together.
+    #[error("{} says that {what} is {says:?}, but in {place} it is {got:?}: the files do not belong together, copy or convert them again", path.display())]
+    ManifestDisagrees {
+        /// The manifest.
+        path: PathBuf,
+        /// What they disagree on.
+        what: String,
+        /// What the manifest says.
+        says: String,
+        /// Where something else stands: a file, or a tensor.
+        place: String,
+        /// What stands there.
+        got: String,
+    },
+    /// The bytes of a dense tensor are not those that were written.
+    #[error("{}: tensor {tensor:?} at offset {offset} has the checksum {got}, wanted {wanted}: the file is damaged, copy it or convert the model again", file.display())]
+    Checksum {
+        /// The file.
+        file: PathBuf,
+        /// Stored name of the tensor.
+        tensor: String,
+        /// Its offset in the file.
+        offset: u64,
+        /// Checksum in the manifest.
+        wanted: Checksum,
+        /// Checksum of what was read.
+        got: Checksum,
+    },
+    /// A number that no result can be computed with.
+    #[error("{}: {what} {index} of tensor {tensor:?} is {got}, wanted a finite number: the file is damaged, fetch it or convert the model again", file.display())]
+    NotFinite {
+        /// The file.
+        file: PathBuf,
+        /// Stored name of the tensor.
+        tensor: String,
+        /// `value` or `scale`.
+        what: &'static str,
+        /// Its index, row by row.
+        index: usize,
+        /// What stands there: NaN or an infinity.
+        got: f32,
+    },
     /// A matrix whose values do not fit in memory.
     #[error("tensor {tensor:?} of {rows} × {cols} does not fit in memory as f32")]
     Memory {
@@ -290,6 +351,45 @@ pub enum Error {
         #[source]
         source: LayoutError,
     },
+}
+
+impl Error {
+    /// A refusal of the operating system; one for lack of file handles says how to raise their limit.
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Error {
+        let path = path.to_owned();
+        match Fault::of(&source) {
+            Some(Fault::Handles) => Error::OpenFiles { action, path, source },
+            _ => Error::Io { action, path, source },
+        }
+    }
+
+    /// Whether the machine lacks something (file handles, memory), so that the model may be whole.
+    pub fn is_io(&self) -> bool {
+        match self {
+            Error::OpenFiles { .. } => true,
+            Error::Io { source, .. } | Error::Read { source, .. } => Fault::of(source).is_some(),
+            _ => false,
+        }
+    }
+}
+
+/// What a machine can lack.
+enum Fault {
+    Handles,
+    Memory,
+}
+
+impl Fault {
+    fn of(error: &io::Error) -> Option<Fault> {
+        #[cfg(unix)]
+        if let Some(code) = error.raw_os_error() {
+            use rustix::io::Errno;
+            if [Errno::MFILE, Errno::NFILE].iter().any(|errno| errno.raw_os_error() == code) {
+                return Some(Fault::Handles);
+            }
+        }
+        (error.kind() == io::ErrorKind::OutOfMemory).then_some(Fault::Memory)
+    }
 }
 
 /// Absent files: what is there, what is not, and what to do.

@@ -159,7 +159,7 @@ pub enum HeaderError {
     },
     /// Not the JSON that the format asks for.
     #[error("the header is not the JSON that safetensors asks for: {0}")]
-    Json(#[from] serde_json::Error),
+    Json(serde_json::Error),
     /// A name occurs twice.
     #[error("{name:?} occurs twice in the header")]
     Duplicate {
@@ -236,6 +236,13 @@ pub enum HeaderError {
         /// Bytes in the data section.
         got: u64,
     },
+}
+
+impl From<serde_json::Error> for HeaderError {
+    /// The message holds the parser's words, so they are not its source too.
+    fn from(error: serde_json::Error) -> Self {
+        HeaderError::Json(error)
+    }
 }
 
 /// Reads the length field of a file of `file_len` bytes: the bytes of JSON that follow it.

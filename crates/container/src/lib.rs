@@ -10,6 +10,7 @@ mod checkpoint;
 mod colibri;
 pub mod convert;
 mod error;
+mod finite;
 pub mod header;
 mod hf;
 mod index;
@@ -29,4 +30,4 @@ pub use inspect::{Damage, FileReport, Progress, Report, Verification, inspect, v
 pub use inventory::{ExpertLayerSpec, Inventory, Part, Role, TensorSpec};
 pub use listing::JSON_CAP;
 pub use place::{ExpertPlace, Extent, MatrixPlace, PartPlace, RunOffset};
-pub use slab::{Manifest, ManifestError, parse_manifest};
+pub use slab::{Checksum, Manifest, ManifestError, parse_manifest};

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::convert::COPIED;
 use crate::error::{Error, MissingShards};
 use crate::hf::{self, ShardIndex};
 use crate::slab::{self, Manifest, ManifestError};
@@ -25,7 +26,7 @@ pub(crate) struct Listing {
 impl Listing {
     /// Lists a directory; refuses a path that is none.
     pub fn of(dir: &Path) -> Result<Listing, Error> {
-        let io = |action| move |source| Error::Io { action, path: dir.to_owned(), source };
+        let io = |action| move |source| Error::io(action, dir, source);
         let meta = match fs::metadata(dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(Error::NotFound { path: dir.to_owned() });
@@ -50,6 +51,21 @@ impl Listing {
             }
         }
         Ok(Listing { names })
+    }
+
+    /// Refuses a file that goes with the weights and is a link that leads nowhere: taken for absent,
+    /// it would change what the model does.
+    pub fn refuse_dangling(&self, dir: &Path) -> Result<(), Error> {
+        for name in COPIED.iter().filter(|name| self.names.contains(**name)) {
+            let path = dir.join(name);
+            if let Err(e) = fs::metadata(&path)
+                && e.kind() == io::ErrorKind::NotFound
+                && let Ok(target) = fs::read_link(&path)
+            {
+                return Err(Error::DanglingLink { path, target });
+            }
+        }
+        Ok(())
     }
 
     /// The manifest of a slab container, or `None` where there is none of that format.
@@ -153,7 +169,7 @@ fn has_extension(path: &Path, extension: &str) -> bool {
 
 /// Opens a plain file and tells its length; opening a pipe would wait for a writer.
 pub(crate) fn open_plain(path: &Path) -> Result<(File, u64), Error> {
-    let io = |source| Error::Io { action: "open", path: path.to_owned(), source };
+    let io = |source| Error::io("open", path, source);
     let meta = fs::metadata(path).map_err(io)?;
     if !meta.is_file() {
         return Err(io(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file")));
@@ -165,7 +181,7 @@ pub(crate) fn open_plain(path: &Path) -> Result<(File, u64), Error> {
 
 /// Reads a whole file of at most [`JSON_CAP`] bytes.
 fn read_capped(path: &Path) -> Result<Vec<u8>, Error> {
-    let io = |source| Error::Io { action: "read", path: path.to_owned(), source };
+    let io = |source| Error::io("read", path, source);
     let (file, len) = open_plain(path)?;
     let too_large = |got| Error::JsonTooLarge { path: path.to_owned(), cap: JSON_CAP, got };
     if len > JSON_CAP {

@@ -49,6 +49,8 @@ pub struct Manifest {
     pub parameters: Parameters,
     /// Finished files; expert files may be left out, since each expert has a checksum.
     pub files: Vec<ManifestFile>,
+    /// XXH3-64 of every tensor of the dense files by its stored name, scales as entries of their own.
+    pub dense: BTreeMap<String, Checksum>,
     /// Layers with routed experts, ascending.
     pub experts: Vec<ManifestExperts>,
 }
@@ -171,7 +173,7 @@ mod format_names {
 pub enum ManifestError {
     /// Not the JSON of a manifest.
     #[error("the manifest is not the JSON that it should be: {0}")]
-    Json(#[from] serde_json::Error),
+    Json(serde_json::Error),
     /// Another program's manifest.
     #[error("the manifest is of the format {got:?}, wanted \"metaltail-slab\"")]
     Format {
@@ -212,6 +214,13 @@ pub enum ManifestError {
         /// Layer index.
         layer: u32,
     },
+}
+
+impl From<serde_json::Error> for ManifestError {
+    /// The message holds the parser's words, so they are not its source too.
+    fn from(error: serde_json::Error) -> Self {
+        ManifestError::Json(error)
+    }
 }
 
 impl ManifestExperts {
@@ -328,6 +337,22 @@ impl Slab {
             layers.insert(experts.layer, (file, position));
         }
         Ok(Slab { manifest, metas, layers })
+    }
+
+    /// Refuses a tensor of a dense file that the manifest has no checksum of.
+    pub fn check_dense(&self, index: &TensorIndex) -> Result<(), Error> {
+        let expert_files: BTreeSet<u32> = self.layers.values().map(|&(file, _)| file).collect();
+        let bare = |(name, stored): &(&str, &Stored)| {
+            !expert_files.contains(&stored.file) && !self.manifest.dense.contains_key(*name)
+        };
+        match index.iter().filter(bare).min_by_key(|(name, _)| *name) {
+            Some((name, stored)) => Err(Error::Slab {
+                file: index.path(stored),
+                what: format!("tensor {name:?}"),
+                reason: "has no checksum in the manifest".to_owned(),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// A matrix whose metadata, shape, type and byte counts agree.

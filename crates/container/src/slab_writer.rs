@@ -3,6 +3,7 @@
 //! [`SlabPlan`] fixes every byte position from names and layouts alone; [`write_file`] then asks
 //! a [`Weights`] for the bytes, file by file, so that convert and synth share one writer.
 
+pub(crate) mod directory;
 mod error;
 pub(crate) mod file;
 pub(crate) mod parallel;
@@ -141,6 +142,37 @@ pub(crate) struct Finished {
     /// XXH3-64 of each expert's run, for an expert file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs: Vec<Checksum>,
+    /// XXH3-64 of each tensor, for a dense file.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dense: BTreeMap<String, Checksum>,
+}
+
+impl SlabFile {
+    /// The finished file with zeros for checksums.
+    fn blank(&self) -> Finished {
+        let mut dense = BTreeMap::new();
+        let mut runs = Vec::new();
+        match &self.body {
+            Body::Dense(tensors) => {
+                for (spec, layout) in tensors {
+                    let scales = (layout.scale_bytes() > 0).then(|| format!("{}{SCALES_SUFFIX}", spec.name));
+                    dense.extend(scales.into_iter().chain([spec.name.clone()]).map(|n| (n, Checksum(0))));
+                }
+            }
+            Body::Experts(spec, _) => runs = vec![Checksum(0); spec.count as usize],
+        }
+        let (name, bytes) = (self.plan.name().to_owned(), self.plan.bytes());
+        Finished { name, bytes, xxh3: Checksum(0), runs, dense }
+    }
+
+    /// Whether `finished` has this file's length and a checksum of everything in it.
+    pub(crate) fn is_described_by(&self, finished: &Finished) -> bool {
+        let blank = self.blank();
+        finished.name == blank.name
+            && finished.bytes == blank.bytes
+            && finished.runs.len() == blank.runs.len()
+            && finished.dense.keys().eq(blank.dense.keys())
+    }
 }
 
 impl SlabPlan {
@@ -203,25 +235,14 @@ impl SlabPlan {
             model_type: model_type.to_owned(),
             parameters: parameters.clone(),
             files,
+            dense: finished.iter().flat_map(|f| f.dense.clone()).collect(),
             experts,
         }
     }
 
     /// Length of the manifest, which does not depend on the checksums' values.
     pub(crate) fn manifest_bytes(&self, model_type: &str, parameters: &Parameters) -> u64 {
-        let finished: Vec<Finished> = self
-            .files
-            .iter()
-            .map(|f| Finished {
-                name: f.plan.name().to_owned(),
-                bytes: f.plan.bytes(),
-                xxh3: Checksum(0),
-                runs: match &f.body {
-                    Body::Dense(_) => Vec::new(),
-                    Body::Experts(spec, _) => vec![Checksum(0); spec.count as usize],
-                },
-            })
-            .collect();
+        let finished: Vec<Finished> = self.files.iter().map(SlabFile::blank).collect();
         manifest_text(&self.manifest(model_type, parameters, &finished)).len() as u64
     }
 }
@@ -310,14 +331,16 @@ pub(crate) fn write_file(
     let mut writer = FileWriter::create(dir, &file.plan)?;
     progress(writer.written())?;
     let mut runs = Vec::new();
+    let mut dense = BTreeMap::new();
     match &file.body {
         Body::Dense(tensors) => {
             for (spec, layout) in tensors {
                 let blobs = weights.dense(spec, *layout)?;
-                for blob in [&blobs.weights, &blobs.scales] {
+                for (suffix, blob) in [("", &blobs.weights), (SCALES_SUFFIX, &blobs.scales)] {
                     if !blob.is_empty() {
                         writer.pad_to(BLOB_ALIGN)?;
                         writer.write(blob)?;
+                        dense.insert(format!("{}{suffix}", spec.name), Checksum(xxh3_64(blob)));
                     }
                 }
                 progress(writer.written())?;
@@ -340,7 +363,7 @@ pub(crate) fn write_file(
     }
     let xxh3 = Checksum(writer.finish()?);
     sync_dir(dir)?;
-    Ok(Finished { name: file.plan.name().to_owned(), bytes: file.plan.bytes(), xxh3, runs })
+    Ok(Finished { name: file.plan.name().to_owned(), bytes: file.plan.bytes(), xxh3, runs, dense })
 }
 
 #[cfg(test)]

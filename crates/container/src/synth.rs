@@ -28,6 +28,7 @@ use values::Values;
 use crate::convert::{OnProgress, Progress, free_bytes, layouts};
 use crate::slab::Parameters;
 pub use crate::slab_writer::WriteError;
+use crate::slab_writer::directory::NewDirs;
 use crate::slab_writer::file::write_atomic;
 use crate::slab_writer::parallel::worker_threads;
 use crate::slab_writer::{Blobs, DENSE_FILE, RunShape, SlabPlan, Weights, write_file, write_manifest};
@@ -214,7 +215,7 @@ pub fn synth(
     options: &SynthOptions,
     progress: OnProgress<'_>,
 ) -> Result<SynthReport, WriteError> {
-    fs::create_dir_all(destination).map_err(WriteError::io("create", destination))?;
+    let _made = NewDirs::make(destination)?;
     let mut entries = fs::read_dir(destination).map_err(WriteError::io("list", destination))?;
     if entries.next().is_some() {
         return Err(WriteError::NotEmpty { dir: destination.to_owned() });

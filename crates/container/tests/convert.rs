@@ -13,7 +13,7 @@ use metaltail_container::convert::{
     ConvertOptions, ConvertPlan, ConvertReport, Progress, Target, WriteError, convert,
 };
 use metaltail_container::synth::{Like, SynthFormat, SynthOptions};
-use metaltail_container::{Checkpoint, Part, Role, TensorSpec};
+use metaltail_container::{Checkpoint, Error, Part, Role, TensorSpec};
 use metaltail_quant::{Format, MatrixLayout, OwnedMatrix};
 use model::{Model, contents, part, tiny};
 use tempfile::TempDir;
@@ -189,6 +189,96 @@ fn a_finished_file_that_was_cut_is_written_again() {
 }
 
 #[test]
+fn a_finished_file_that_was_damaged_is_written_again() {
+    let source = tiny(SynthFormat::Hf);
+    let (whole, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let total = run(&source, whole.path(), &ConvertOptions::default()).unwrap().bytes;
+    let stop = || run_until(&source, to.path(), &ConvertOptions::default(), total * 9 / 10).unwrap_err();
+    stop();
+    for name in ["dense-00000.safetensors", "experts-00001.safetensors"] {
+        let path = to.path().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        let last = bytes.len() - 5000;
+        bytes[last] ^= 1;
+        fs::write(&path, bytes).unwrap();
+    }
+    let again = run(&source, to.path(), &ConvertOptions::default()).unwrap();
+    assert!(again.skipped > 0, "whole files are kept");
+    assert!(contents(to.path()) == contents(whole.path()));
+}
+
+#[test]
+fn finished_files_are_read_again_under_the_eyes_of_progress() {
+    let source = tiny(SynthFormat::Hf);
+    let to = TempDir::new().unwrap();
+    run_until(&source, to.path(), &ConvertOptions::default(), 700_000).unwrap_err();
+    let stopped = run_until(&source, to.path(), &ConvertOptions::default(), 1);
+    assert!(matches!(stopped, Err(WriteError::Interrupted { .. })), "{stopped:?}");
+    let mut seen = Vec::new();
+    let report =
+        convert(&source.open(), &source.inventory, to.path(), &ConvertOptions::default(), &mut |p| {
+            seen.push(p.written);
+            ControlFlow::Continue(())
+        });
+    assert!(seen.is_sorted() && seen.last().is_some_and(|last| *last < report.unwrap().bytes));
+}
+
+#[test]
+fn no_lock_outlives_its_process() {
+    let source = tiny(SynthFormat::Hf);
+    let to = TempDir::new().unwrap();
+    let lock = to.path().join(".convert.lock");
+    run_until(&source, to.path(), &ConvertOptions::default(), 1).unwrap_err();
+    assert!(!lock.exists(), "after a stop");
+    run(&source, to.path(), &KEEP).unwrap_err();
+    assert!(!lock.exists(), "after a refusal of a conversion under way");
+    run(&source, to.path(), &ConvertOptions::default()).unwrap();
+    run(&source, to.path(), &KEEP).unwrap_err();
+    assert!(!lock.exists(), "after a refusal of a finished one");
+}
+
+#[test]
+fn a_drive_that_is_too_small_gets_no_directory() {
+    let (rows, cols) = (1usize << 21, 1usize << 20);
+    let top = TempDir::new().unwrap();
+    fs::write(top.path().join("config.json"), "{\"model_type\": \"vast\"}").unwrap();
+    let header = serde_json::json!({"model.embed_tokens.weight": {
+        "dtype": "BF16", "shape": [rows, cols], "data_offsets": [0, 2 * rows * cols]
+    }});
+    let header = header.to_string();
+    let path = top.path().join("model.safetensors");
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.bytes());
+    fs::write(&path, &bytes).unwrap();
+    // A hole of four tebibytes, of which nothing is read.
+    let length = (bytes.len() + 2 * rows * cols) as u64;
+    if File::options().write(true).open(path).unwrap().set_len(length).is_err() {
+        println!("SKIPPED: this drive takes no file of {length} bytes");
+        return;
+    }
+    let spec = TensorSpec {
+        name: "model.embed_tokens.weight".to_owned(),
+        rows,
+        cols,
+        role: Role::Embedding,
+        layer: None,
+        optional: false,
+    };
+    let inventory = metaltail_container::Inventory {
+        family: "vast".to_owned(),
+        tensors: vec![spec],
+        experts: Vec::new(),
+    };
+    let source = Checkpoint::open(top.path()).unwrap();
+    let place = TempDir::new().unwrap();
+    let to = place.path().join("models/new");
+    let refused =
+        convert(&source, &inventory, &to, &ConvertOptions::default(), &mut |_| ControlFlow::Break(()));
+    assert!(matches!(refused, Err(WriteError::Space { .. })), "{refused:?}");
+    assert!(!place.path().join("models").exists(), "a directory was left behind");
+}
+
+#[test]
 fn other_parameters_in_the_same_directory_are_refused_by_name() {
     let source = tiny(SynthFormat::Hf);
     let to = TempDir::new().unwrap();
@@ -281,6 +371,21 @@ fn an_incomplete_source_is_refused_before_anything_is_written() {
     let refused = run(&source, to.path(), &AS_MADE);
     assert!(matches!(refused, Err(WriteError::Source(_))), "{refused:?}");
     assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_damaged_dense_tensor_of_a_slab_source_is_named() {
+    let source = tiny(SynthFormat::Slab);
+    let spec = source.inventory.tensors.iter().find(|spec| spec.role == Role::Attention).unwrap();
+    let scales = source.open().matrix(spec).unwrap().scales.unwrap();
+    let path = source.open().files()[scales.file as usize].clone();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[scales.offset as usize] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let to = TempDir::new().unwrap();
+    let refused = run(&source, to.path(), &KEEP);
+    let Err(WriteError::Source(Error::Checksum { tensor, .. })) = refused else { panic!("{refused:?}") };
+    assert_eq!(tensor, format!("{}.qs", spec.name));
 }
 
 #[test]

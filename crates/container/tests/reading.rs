@@ -10,7 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use metaltail_container::{
-    Checkpoint, Draft, ExpertLayerSpec, Inventory, Kind, Part, Role, TensorSpec, inspect, verify,
+    Checkpoint, Draft, Error, ExpertLayerSpec, Inventory, Kind, Part, Role, TensorSpec, inspect, verify,
 };
 use metaltail_quant::{Format, MatrixLayout, MatrixRef, OwnedMatrix, dequantize};
 use support::{colibri_shard, config, hf_shard, inventory, model_dir, stored, values};
@@ -303,6 +303,49 @@ fn a_draft_layer_counts_only_with_its_last_matrix() {
     assert_eq!(state(&whole), Draft::Complete);
     assert_eq!(state(&none), Draft::Absent);
     assert_eq!(state(&cut), Draft::Partial { present: 15, wanted: 16, missing: vec![last.clone()] });
+}
+
+#[test]
+fn layers_that_config_json_does_not_use_are_noticed() {
+    let dir = model_dir(&hf_shard(&inventory(6, false)));
+    let notices = |inventory: &Inventory| {
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let report = inspect(&checkpoint, inventory).unwrap();
+        assert_eq!(report.notices, checkpoint.notices());
+        report.notices
+    };
+    let found = notices(&inventory(2, false));
+    assert_eq!(
+        found,
+        ["the files hold layers 3–6 that config.json does not use (60 tensors): is num_hidden_layers right?"]
+    );
+    assert!(notices(&inventory(5, false))[0].contains("hold layer 6 that"));
+    assert!(notices(&inventory(6, false)).is_empty());
+    assert!(notices(&inventory(6, true)).is_empty(), "an absent draft layer is none of this");
+}
+
+#[test]
+fn a_flipped_bit_of_a_dense_tensor_is_named_unless_checking_is_off() {
+    let inventory = inventory(2, true);
+    let dir = slab_dir(&inventory, Format::Int8Row);
+    let path = dir.path().join("dense-00000.safetensors");
+    let whole = fs::read(&path).unwrap();
+    for spec in &inventory.tensors {
+        let mut checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let place = checkpoint.matrix(spec).unwrap().weights;
+        let mut bytes = whole.clone();
+        // The last value's lowest bit: nothing but a checksum can see it.
+        bytes[(place.offset + place.len) as usize - 4] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let error = checkpoint.read_f32(spec).unwrap_err();
+        let Error::Checksum { file, tensor, offset, wanted, got } = &error else { panic!("{error}") };
+        assert_eq!((file, tensor, *offset), (&path, &spec.name, place.offset));
+        let read = &bytes[place.offset as usize..][..place.len as usize];
+        assert_eq!(got.0, xxhash_rust::xxh3::xxh3_64(read));
+        assert_ne!(wanted, got);
+        checkpoint.verify_dense(false);
+        checkpoint.read_f32(spec).unwrap();
+    }
 }
 
 #[test]

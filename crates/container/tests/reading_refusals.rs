@@ -306,6 +306,9 @@ fn a_manifest_that_disagrees_with_the_files_is_refused() {
     assert!(matches!(open(&|m| m.experts[0].formats[2] = Format::Int4Row), Error::Slab { .. }));
     assert!(matches!(open(&|m| m.experts[0].xxh3.truncate(2)), Error::Slab { .. }));
     assert!(matches!(open(&|m| m.experts.truncate(1)), Error::Incomplete(_)));
+    let name = "model.layers.0.self_attn.o_proj.weight";
+    let error = open(&|m| assert!(m.dense.remove(name).is_some()));
+    assert!(matches!(&error, Error::Slab { what, .. } if what.contains(name)), "{error}");
     assert!(matches!(open(&|m| m.experts[0].file = m.experts[1].file.clone()), Error::Incomplete(_)));
     fs::write(dir.path().join("manifest.json"), "{").unwrap();
     assert!(matches!(refused(dir.path()), Error::Manifest { .. }));
@@ -317,4 +320,129 @@ fn an_expert_that_the_layer_does_not_have_is_refused() {
     let dir = model_dir(&hf_shard(&inventory));
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert!(matches!(checkpoint.expert(&inventory.experts[0], 4), Err(Error::NoSuchExpert { count: 4, .. })));
+}
+
+#[test]
+fn a_manifest_of_another_family_or_with_other_parameters_is_refused_by_name() {
+    let inventory = inventory(2, true);
+    let dir = slab_dir(&inventory, Format::Int8Row);
+    let good = parse_manifest(&fs::read(dir.path().join("manifest.json")).unwrap()).unwrap();
+    let open = |change: &dyn Fn(&mut metaltail_container::Manifest)| {
+        let mut manifest = good.clone();
+        change(&mut manifest);
+        write_manifest(dir.path(), &manifest);
+        Checkpoint::open(dir.path()).and_then(|checkpoint| checkpoint.check(&inventory))
+    };
+    open(&|_| ()).unwrap();
+    open(&|m| m.parameters.rest = "keep".to_owned()).unwrap();
+    open(&|m| m.parameters.experts = "mixed".to_owned()).unwrap();
+    let refused = |wanted: &str, change: &dyn Fn(&mut metaltail_container::Manifest)| {
+        let error = open(change).unwrap_err();
+        assert!(matches!(&error, Error::ManifestDisagrees { what, .. } if what == wanted), "{error}");
+        error.to_string()
+    };
+    let text = refused("model_type", &|m| m.model_type = "other".to_owned());
+    assert!(text.contains("other") && text.contains("tiny") && text.contains("config.json"), "{text}");
+    let text = refused("parameters.rest", &|m| m.parameters.rest = "int8".to_owned());
+    assert!(text.contains("f32") && text.contains("model.embed_tokens.weight"), "{text}");
+    let text = refused("parameters.experts", &|m| m.parameters.experts = "int4-g64".to_owned());
+    assert!(text.contains("the experts of layer 1"), "{text}");
+    refused("parameters.experts", &|m| m.parameters.experts = "nonsense".to_owned());
+    let text = refused("parameters.draft_experts", &|m| m.parameters.draft_experts = "int4".to_owned());
+    assert!(text.contains("the experts of layer 3"), "{text}");
+}
+
+#[test]
+fn parameters_are_not_held_against_a_draft_layer_that_is_not_used() {
+    // By config.json layer 3 is the draft layer, in the files it is one of the main ones.
+    let dir = slab_dir(&inventory(4, false), Format::Int8Row);
+    let mut manifest = parse_manifest(&fs::read(dir.path().join("manifest.json")).unwrap()).unwrap();
+    manifest.parameters.draft_experts = "int4".to_owned();
+    write_manifest(dir.path(), &manifest);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    checkpoint.check(&inventory(2, true)).unwrap();
+    assert!(checkpoint.notices()[0].contains("hold layer 4 that"), "{:?}", checkpoint.notices());
+}
+
+#[test]
+fn what_a_parser_says_is_said_once() {
+    let broken = |name: &str| {
+        let dir = slab_dir(&inventory(1, false), Format::Int8Row);
+        let path = dir.path().join(name);
+        let length = fs::metadata(&path).unwrap().len();
+        fs::write(&path, "{".repeat(length as usize)).unwrap();
+        if name.ends_with(".safetensors") {
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[..8].copy_from_slice(&100u64.to_le_bytes());
+            fs::write(&path, bytes).unwrap();
+        }
+        let error = refused(dir.path());
+        let mut texts = vec![error.to_string()];
+        let mut next = error.source();
+        while let Some(cause) = next {
+            texts.push(cause.to_string());
+            next = cause.source();
+        }
+        texts
+    };
+    for name in ["manifest.json", "config.json", "dense-00000.safetensors"] {
+        let texts = broken(name);
+        let said = texts.iter().filter(|text| text.contains("line 1 column")).count();
+        assert_eq!(said, 1, "{name}: {texts:?}");
+    }
+}
+
+#[test]
+fn a_dangling_link_among_the_small_files_is_named() {
+    for name in ["config.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"] {
+        let dir = model_dir(&hf_shard(&inventory(1, false)));
+        let path = dir.path().join(name);
+        fs::remove_file(&path).ok();
+        std::os::unix::fs::symlink("../gone", &path).unwrap();
+        let error = refused(dir.path());
+        assert!(matches!(&error, Error::DanglingLink { path: p, .. } if *p == path), "{error}");
+        assert!(error.to_string().contains("../gone") && !error.is_io(), "{error}");
+    }
+}
+
+#[test]
+fn nan_and_infinity_in_what_is_kept_in_f32_are_named() {
+    let whole = inventory(1, false);
+    let read = |shard: &Shard, name: &str| {
+        let dir = model_dir(shard);
+        let spec = whole.tensors.iter().find(|spec| spec.name == name).unwrap();
+        Checkpoint::open(dir.path()).unwrap().read_f32(spec)
+    };
+    let named = |error: Error, name: &str| {
+        let Error::NotFinite { tensor, what, index, .. } = &error else { panic!("{error}") };
+        assert_eq!(tensor, name);
+        (*what, *index)
+    };
+    let put = |name: &str, dtype: &str, shape: &[usize], bytes: Vec<u8>| {
+        let mut shard = hf_shard(&whole);
+        shard.remove(|other| other != name).tensor(name, dtype, shape, bytes);
+        read(&shard, name)
+    };
+    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut values = vec![1.0; 64];
+        values[17] = odd;
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let name = "model.norm.weight";
+        assert_eq!(named(put(name, "F32", &[64], bytes).unwrap_err(), name), ("value", 17));
+    }
+    let name = "model.norm.weight";
+    for (dtype, infinity) in [("BF16", 0x7f80u16), ("F16", 0x7c00)] {
+        let mut bytes = vec![0; 64 * 2];
+        bytes[80..82].copy_from_slice(&infinity.to_le_bytes());
+        assert_eq!(named(put(name, dtype, &[64], bytes).unwrap_err(), name), ("value", 40));
+    }
+    let router = vec![0xff; 4 * 64 * 4];
+    assert!(put("model.layers.1.mlp.gate.weight", "F32", &[4, 64], router).is_ok(), "routing survives NaN");
+    let name = "model.layers.0.self_attn.o_proj.weight";
+    let mut scales = 1f32.to_le_bytes().repeat(64);
+    scales[20..24].copy_from_slice(&f32::NAN.to_le_bytes());
+    let mut shard = colibri_shard(&whole, Format::Int8Row);
+    let qs = format!("{name}.qs");
+    shard.remove(|other| other != qs).tensor(&qs, "F32", &[64], scales);
+    assert_eq!(named(read(&shard, name).unwrap_err(), name), ("scale", 5));
 }

@@ -98,6 +98,17 @@ fn checksums_are_those_of_the_bytes_on_disk() {
         assert_eq!(file.bytes, files[&file.name].len() as u64);
         assert_eq!(file.xxh3.0, xxh3_64(&files[&file.name]), "{}", file.name);
     }
+    let mut dense = 0;
+    for (_, bytes) in files.iter().filter(|(name, _)| name.starts_with("dense-")) {
+        let stock = SafeTensors::deserialize(bytes).unwrap();
+        for (tensor, view) in stock.tensors().into_iter().filter(|(tensor, _)| !tensor.starts_with("__pad."))
+        {
+            assert_eq!(manifest.dense[&tensor].0, xxh3_64(view.data()), "{tensor}");
+            dense += 1;
+        }
+    }
+    assert_eq!(manifest.dense.len(), dense);
+    assert!(manifest.dense.keys().any(|tensor| tensor.ends_with(".qs")));
     for layer in &manifest.experts {
         let bytes = &files[&layer.file];
         assert_eq!(bytes.len() as u64, layer.first + layer.stride * layer.xxh3.len() as u64);

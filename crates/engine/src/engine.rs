@@ -98,7 +98,9 @@ impl Engine {
         telemetry: Arc<Telemetry>,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Engine, EngineError> {
-        let checkpoint = Checkpoint::open(dir)?;
+        let mut checkpoint = Checkpoint::open(dir)?;
+        let checksums = options.checksums.unwrap_or(true);
+        checkpoint.verify_dense(checksums);
         let plan = Plan::from_config(checkpoint.config())?.with_mla_form(options.mla_form);
         let inventory = plan.inventory();
         checkpoint.check(&inventory)?;
@@ -117,7 +119,7 @@ impl Engine {
             in_flight: settled.fit.in_flight,
             loaders: settled.loaders,
             direct: options.direct,
-            checksums: options.checksums.unwrap_or(true),
+            checksums,
             ..StoreConfig::default()
         };
         let pool = Arc::new(Pool::new(settled.threads));

@@ -37,7 +37,7 @@ fn break_router(model: &Synthetic, layer: u32, rows: std::ops::Range<usize>) {
     file.write_all_at(&bytes, at.offset + row * rows.start as u64).unwrap();
 }
 
-/// T15.
+/// T15. (With checksums on, a slab that was damaged like this is refused before it runs.)
 #[test]
 fn a_router_that_gives_no_numbers_is_survived_and_reported_once() {
     for rows in [3..4, 0..256] {
@@ -57,14 +57,17 @@ fn a_router_that_gives_no_numbers_is_survived_and_reported_once() {
             assert!(about[0].contains("layer 2"), "{notices:?}");
             ids
         };
-        let ids = answer(&settings());
+        let unverified = EngineOptions { checksums: Some(false), ..settings() };
+        let ids = answer(&unverified);
         assert_eq!(ids.len(), 6);
         assert!(ids.iter().all(|&id| id < 272));
-        let other = EngineOptions { cap: Some(0), threads: Some(1), prefill_chunk: Some(1), ..settings() };
+        let other = EngineOptions { cap: Some(0), threads: Some(1), prefill_chunk: Some(1), ..unverified };
         assert_eq!(answer(&other), ids, "damage does not undo determinism");
         if rows.len() > 1 {
             assert_ne!(ids, sound, "without the layer's experts the answer is another");
         }
+        let error = model.try_open(&settings()).map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("mlp.gate.weight"), "{error}");
     }
 }
 

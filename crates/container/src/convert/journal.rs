@@ -1,19 +1,22 @@
 //! `convert.json`: what a conversion has finished, so that another run goes on from there.
 
 use std::fs::{self, File, TryLockError};
-use std::io::ErrorKind;
-use std::path::Path;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::Checkpoint;
 use crate::slab::{Checksum, JOURNAL, MANIFEST, Manifest, Parameters, parse_manifest};
 use crate::slab_writer::file::{PARTIAL, sync_dir, write_atomic};
-use crate::slab_writer::{Finished, WriteError};
+use crate::slab_writer::{Finished, SlabFile, WriteError};
 
 /// File whose lock keeps two processes from converting into one directory.
 const LOCK: &str = ".convert.lock";
+/// Bytes hashed at a time.
+const CHUNK: usize = 4 << 20;
 
 /// Which source a conversion reads: enough to tell another one apart without reading it all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,11 +66,34 @@ impl Journal {
         write_atomic(dir, JOURNAL, serde_json::json!(self).to_string().as_bytes())
     }
 
-    /// The finished file of this name and length, if it is still there.
-    pub(super) fn finished(&self, dir: &Path, name: &str, bytes: u64) -> Option<&Finished> {
-        let entry = self.finished.iter().find(|f| f.name == name && f.bytes == bytes)?;
-        let there = fs::metadata(dir.join(name)).is_ok_and(|m| m.is_file() && m.len() == bytes);
+    /// The entry of a planned file, if that file is still there with its length.
+    pub(super) fn finished(&self, dir: &Path, file: &SlabFile) -> Option<&Finished> {
+        let entry = self.finished.iter().find(|entry| file.is_described_by(entry))?;
+        let there = fs::metadata(dir.join(&entry.name)).is_ok_and(|m| m.is_file() && m.len() == entry.bytes);
         there.then_some(entry)
+    }
+}
+
+/// Whether a file has the checksum of its entry; `progress` hears of the bytes read so far.
+pub(super) fn is_unharmed(
+    dir: &Path,
+    entry: &Finished,
+    progress: &mut dyn FnMut(u64) -> Result<(), WriteError>,
+) -> Result<bool, WriteError> {
+    let path = dir.join(&entry.name);
+    let mut file = File::open(&path).map_err(WriteError::io("open", &path))?;
+    let (mut hash, mut buffer, mut done) = (Xxh3::new(), vec![0; CHUNK], 0);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(Checksum(hash.digest()) == entry.xxh3),
+            Ok(got) => {
+                hash.update(&buffer[..got]);
+                done += got as u64;
+                progress(done)?;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(WriteError::io("read", &path)(e)),
+        }
     }
 }
 
@@ -111,8 +137,9 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, WriteError> {
     }
 }
 
-/// Holds the lock of a destination while it lives.
+/// Holds the lock of a destination while it lives; its file goes with it.
 pub(super) struct Lock {
+    path: PathBuf,
     _file: File,
 }
 
@@ -122,23 +149,36 @@ impl Lock {
         let path = dir.join(LOCK);
         let file = File::create(&path).map_err(WriteError::io("create", &path))?;
         match file.try_lock() {
-            Ok(()) => Ok(Lock { _file: file }),
+            // Opened before its last holder removed it: the lock that counts is another file's.
+            Ok(()) if !is_at(&file, &path) => Err(WriteError::Busy { dir: dir.to_owned() }),
+            Ok(()) => Ok(Lock { path, _file: file }),
             Err(TryLockError::WouldBlock) => Err(WriteError::Busy { dir: dir.to_owned() }),
             Err(TryLockError::Error(e)) => Err(WriteError::io("lock", &path)(e)),
         }
     }
 }
 
-/// Removes the journal and the lock file of a complete container.
-pub(super) fn clean_up(dir: &Path) -> Result<(), WriteError> {
-    for name in [JOURNAL, LOCK] {
-        let path = dir.join(name);
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != ErrorKind::NotFound => {
-                return Err(WriteError::io("remove", &path)(e));
-            }
-            _ => {}
-        }
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Removed while it is held, so that no other holder's file is meant. One that stays does no harm.
+        let _ = fs::remove_file(&self.path);
     }
-    sync_dir(dir)
+}
+
+/// Whether an open file is the one of this path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let id = |meta: fs::Metadata| (meta.dev(), meta.ino());
+    let (Ok(open), Ok(named)) = (file.metadata(), fs::metadata(path)) else {
+        return false;
+    };
+    id(open) == id(named)
+}
+
+/// Removes the journal of a complete container.
+pub(super) fn clean_up(dir: &Path) -> Result<(), WriteError> {
+    let path = dir.join(JOURNAL);
+    match fs::remove_file(&path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(WriteError::io("remove", &path)(e)),
+        _ => sync_dir(dir),
+    }
 }

@@ -200,10 +200,14 @@ impl<'p> FileWriter<'p> {
 /// Writes a small file so that it is either the old one or the new one, whole.
 pub(crate) fn write_atomic(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), WriteError> {
     let partial = dir.join(format!("{name}{PARTIAL}"));
-    let mut file = File::create(&partial).map_err(WriteError::io("create", &partial))?;
-    file.write_all(bytes).map_err(WriteError::io("write", &partial))?;
-    file.sync_all().map_err(WriteError::io("sync", &partial))?;
-    fs::rename(&partial, dir.join(name)).map_err(WriteError::io("rename", &partial))?;
+    let write = || {
+        let mut file = File::create(&partial).map_err(WriteError::io("create", &partial))?;
+        file.write_all(bytes).map_err(WriteError::io("write", &partial))?;
+        file.sync_all().map_err(WriteError::io("sync", &partial))?;
+        fs::rename(&partial, dir.join(name)).map_err(WriteError::io("rename", &partial))
+    };
+    // A full drive leaves no part of it behind; the first error is the one that tells.
+    write().inspect_err(|_| drop(fs::remove_file(&partial)))?;
     sync_dir(dir)
 }
 

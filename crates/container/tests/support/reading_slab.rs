@@ -1,5 +1,6 @@
 //! A slab container built by hand from the design page, for the tests of the reading side.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -17,19 +18,21 @@ use crate::support::{Shard, config, stored};
 pub fn slab_dir(inventory: &Inventory, experts: Format) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     config(dir.path());
-    let files = vec![dense_file(dir.path(), inventory)];
+    let (dense_file, dense) = dense_file(dir.path(), inventory);
+    let name = experts.to_string();
     let experts = inventory.experts.iter().map(|layer| expert_file(dir.path(), layer, experts)).collect();
     let manifest = Manifest {
         format: FORMAT_NAME.to_owned(),
         version: VERSION,
         model_type: "tiny".to_owned(),
         parameters: Parameters {
-            experts: "int4-g32".to_owned(),
+            experts: name.clone(),
             rest: "f32".to_owned(),
-            draft_experts: "int8".to_owned(),
+            draft_experts: name,
             source: "synth".to_owned(),
         },
-        files,
+        files: vec![dense_file],
+        dense,
         experts,
     };
     write_manifest(dir.path(), &manifest);
@@ -47,18 +50,23 @@ fn finish(shard: &mut Shard, metas: &TensorMetas, path: &Path) -> Vec<u8> {
     bytes
 }
 
-fn dense_file(dir: &Path, inventory: &Inventory) -> ManifestFile {
+fn dense_file(dir: &Path, inventory: &Inventory) -> (ManifestFile, BTreeMap<String, Checksum>) {
     let (mut shard, mut metas) = (Shard::default(), TensorMetas::new());
+    let mut checksums = BTreeMap::new();
     for spec in &inventory.tensors {
         let layout = MatrixLayout::new(Format::F32, spec.rows, spec.cols).unwrap();
         let shape = if spec.rows == 1 { vec![spec.cols] } else { vec![spec.rows, spec.cols] };
-        shard.tensor(&spec.name, "F32", &shape, stored(&spec.name, layout).0);
+        let bytes = stored(&spec.name, layout).0;
+        checksums.insert(spec.name.clone(), Checksum(xxh3_64(&bytes)));
+        shard.tensor(&spec.name, "F32", &shape, bytes);
         metas.insert(spec.name.clone(), TensorMeta { format: Format::F32, rows: spec.rows, cols: spec.cols });
     }
     shard.tensor("__pad.0", "U8", &[4], vec![0; 4]);
     let name = "dense-00000.safetensors";
     let bytes = finish(&mut shard, &metas, &dir.join(name));
-    ManifestFile { name: name.to_owned(), bytes: bytes.len() as u64, xxh3: Checksum(xxh3_64(&bytes)) }
+    let file =
+        ManifestFile { name: name.to_owned(), bytes: bytes.len() as u64, xxh3: Checksum(xxh3_64(&bytes)) };
+    (file, checksums)
 }
 
 fn expert_file(dir: &Path, layer: &ExpertLayerSpec, format: Format) -> ManifestExperts {
