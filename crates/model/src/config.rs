@@ -10,6 +10,12 @@ use thiserror::Error;
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// The file does not say which family the model belongs to.
+    #[error(
+        "config.json has no `model_type`, which names the model's family; check that it is the \
+         configuration of a language model"
+    )]
+    NoModelType,
     /// A key that the family needs is absent.
     #[error("config.json has no `{key}`, which a {family} model needs")]
     Missing {
@@ -88,6 +94,9 @@ impl<'a> ConfigReader<'a> {
             got: shorten(config.to_string(), 60),
         })?;
         let mut reader = ConfigReader { family: "", path: "", map };
+        if reader.get("model_type").is_none() {
+            return Err(ConfigError::NoModelType);
+        }
         reader.family = reader.text("model_type")?;
         Ok(reader)
     }
@@ -139,6 +148,27 @@ impl<'a> ConfigReader<'a> {
     pub fn text(&self, key: &str) -> Result<&'a str, ConfigError> {
         let value = self.need(key)?;
         value.as_str().ok_or_else(|| self.wrong(key, "a string", value))
+    }
+
+    /// Refuses a string by name that is none of `computed`; an absent one is fine.
+    ///
+    /// # Errors
+    /// Another type than a string, or another string.
+    pub fn only(&self, key: &str, computed: &[&str]) -> Result<(), ConfigError> {
+        if self.get(key).is_none() {
+            return Ok(());
+        }
+        let found = self.text(key)?;
+        self.refuse_unless(computed.contains(&found), format!("{} {found:?}", self.name(key)))
+    }
+
+    /// Refuses a number by name that is not `computed`; an absent one is fine.
+    ///
+    /// # Errors
+    /// Another type than a finite number, or another number.
+    pub fn only_number(&self, key: &str, computed: f64) -> Result<(), ConfigError> {
+        let found = self.number_or(key, computed)?;
+        self.refuse_unless(found == computed, format!("{} {found}", self.name(key)))
     }
 
     /// A required whole number within `range`.
@@ -235,6 +265,15 @@ mod tests {
         assert!(matches!(reader.size("b", 0..=9), Err(ConfigError::Type { .. })));
         assert!(matches!(reader.flag_or("c", true), Err(ConfigError::Type { .. })));
         assert!(matches!(reader.size("d", 0..=9), Err(ConfigError::Missing { .. })));
+    }
+
+    #[test]
+    fn a_configuration_without_a_family_is_refused_in_a_sentence() {
+        for config in [json!({}), json!({"model_type": null, "hidden_size": 64})] {
+            let Err(error) = ConfigReader::new(&config) else { panic!("{config} was accepted") };
+            assert_eq!(error, ConfigError::NoModelType);
+            assert!(error.to_string().contains("no `model_type`, which names"), "{error}");
+        }
     }
 
     #[test]

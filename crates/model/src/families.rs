@@ -4,7 +4,7 @@ mod deepseek;
 mod glm;
 mod gqa;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::config::{ConfigError, ConfigReader};
 use crate::plan::{LayerPlan, Plan};
@@ -50,9 +50,14 @@ struct Common {
 }
 
 impl Common {
-    fn read(config: &ConfigReader<'_>) -> Result<Common, ConfigError> {
-        let activation = config.get("hidden_act").and_then(Value::as_str).unwrap_or("silu");
-        config.refuse_unless(activation == "silu", format!("hidden_act {activation:?}"))?;
+    /// `layer_types` are the entries of that list that the family computes.
+    fn read(config: &ConfigReader<'_>, layer_types: &[&str]) -> Result<Common, ConfigError> {
+        config.only("hidden_act", &["silu"])?;
+        for kind in config.texts("layer_types")?.unwrap_or_default() {
+            config.refuse_unless(layer_types.contains(&kind), format!("layer_types {kind:?}"))?;
+        }
+        refuse_windows(config)?;
+        refuse_other_quantization(config)?;
         for key in ["attention_bias", "mlp_bias"] {
             config.refuse_unless(!config.flag_or(key, false)?, format!("{key} true"))?;
         }
@@ -79,6 +84,33 @@ impl Common {
             layers,
             draft,
         }
+    }
+}
+
+/// Refuses attention to a window. Published files leave a window's size in place beside
+/// `use_sliding_window` false, which switches it off.
+fn refuse_windows(config: &ConfigReader<'_>) -> Result<(), ConfigError> {
+    let switched_off = config.get("use_sliding_window").is_some();
+    config.refuse_unless(!config.flag_or("use_sliding_window", false)?, "use_sliding_window")?;
+    match config.get("sliding_window") {
+        Some(_) if !switched_off => {
+            let size = config.size("sliding_window", 0..=usize::MAX)?;
+            Err(config.unsupported(format!("sliding_window {size}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses stored formats other than FP8 in blocks of 128 × 128, by the name the file gives them.
+fn refuse_other_quantization(config: &ConfigReader<'_>) -> Result<(), ConfigError> {
+    let Some(quantization) = config.object("quantization_config")? else { return Ok(()) };
+    let method = quantization.text("quant_method")?;
+    config.refuse_unless(method == "fp8", format!("quant_method {method:?}"))?;
+    match quantization.get("weight_block_size") {
+        Some(size) if *size != json!([128, 128]) => {
+            Err(config.unsupported(format!("quantization_config.weight_block_size {size}")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -9,32 +9,70 @@ use crate::plan::{RopePairs, RopePlan};
 /// `rope_theta` and `rope_scaling`.
 pub(crate) fn plan(config: &ConfigReader<'_>, dim: usize, pairs: RopePairs) -> Result<RopePlan, ConfigError> {
     config.refuse_unless(dim.is_multiple_of(2) && dim > 0, format!("a rotation of {dim} elements"))?;
-    let parameters = match config.object("rope_parameters")? {
-        Some(parameters) => Some(parameters),
-        None => config.object("rope_scaling")?,
-    };
-    let top_theta = config.number_or("rope_theta", 10_000.0)?;
-    let Some(parameters) = parameters else {
-        return Ok(RopePlan { dim, inv_freq: frequencies(top_theta, dim), pairs, magnitude: 1.0 });
-    };
-    let theta = parameters.number_or("rope_theta", top_theta)?;
-    config.refuse_unless(theta > 1.0, format!("rope_theta {theta}"))?;
-    let kind = match parameters.get("rope_type").or_else(|| parameters.get("type")) {
-        None => "default",
-        Some(value) => value.as_str().unwrap_or("(not a string)"),
-    };
-    match kind {
-        "default" => Ok(RopePlan { dim, inv_freq: frequencies(theta, dim), pairs, magnitude: 1.0 }),
-        "yarn" => {
-            let yarn = Yarn::read(&parameters, config)?;
-            Ok(RopePlan {
-                dim,
-                inv_freq: yarn.frequencies(theta, dim),
-                pairs,
-                magnitude: yarn.magnitude() as f32,
-            })
+    let Rotation { theta, yarn } = Rotation::of(config)?;
+    Ok(match yarn {
+        None => RopePlan { dim, inv_freq: frequencies(theta, dim), pairs, magnitude: 1.0 },
+        Some(yarn) => {
+            let inv_freq = yarn.frequencies(theta, dim);
+            RopePlan { dim, inv_freq, pairs, magnitude: yarn.magnitude() as f32 }
         }
-        other => Err(config.unsupported(format!("rope_type {other:?}"))),
+    })
+}
+
+/// What a configuration says about rotation, whatever the width.
+#[derive(PartialEq)]
+struct Rotation {
+    theta: f64,
+    yarn: Option<Yarn>,
+}
+
+impl Rotation {
+    /// Reads the newer and the older keys; where a file has both they must say the same, since only
+    /// one of them can be computed.
+    fn of(config: &ConfigReader<'_>) -> Result<Rotation, ConfigError> {
+        config.only_number("partial_rotary_factor", 1.0)?;
+        let (newer, older) = (config.object("rope_parameters")?, config.object("rope_scaling")?);
+        let top_theta = config.number_or("rope_theta", 10_000.0)?;
+        let Some(newer) = newer else {
+            return Self::read(config, older, top_theta);
+        };
+        let rotation = Self::read(config, Some(newer), top_theta)?;
+        if config.number_or("rope_theta", rotation.theta)? != rotation.theta {
+            return Err(ConfigError::Inconsistent(format!(
+                "`rope_theta` is {top_theta}, but `rope_parameters.rope_theta` is {}",
+                rotation.theta
+            )));
+        }
+        if older.is_some() && Self::read(config, older, rotation.theta)? != rotation {
+            return Err(ConfigError::Inconsistent(
+                "`rope_scaling` and `rope_parameters` ask for different rotations".into(),
+            ));
+        }
+        Ok(rotation)
+    }
+
+    fn read(
+        config: &ConfigReader<'_>,
+        parameters: Option<ConfigReader<'_>>,
+        top_theta: f64,
+    ) -> Result<Rotation, ConfigError> {
+        let (mut theta, mut kind) = (top_theta, "default");
+        if let Some(parameters) = parameters {
+            parameters.only_number("partial_rotary_factor", 1.0)?;
+            theta = parameters.number_or("rope_theta", top_theta)?;
+            for key in ["type", "rope_type"] {
+                if parameters.get(key).is_some() {
+                    kind = parameters.text(key)?;
+                }
+            }
+        }
+        config.refuse_unless(theta > 1.0, format!("rope_theta {theta}"))?;
+        let yarn = match (kind, parameters) {
+            ("yarn", Some(parameters)) => Some(Yarn::read(&parameters, config)?),
+            ("default", _) => None,
+            (other, _) => return Err(config.unsupported(format!("rope_type {other:?}"))),
+        };
+        Ok(Rotation { theta, yarn })
     }
 }
 
@@ -49,6 +87,7 @@ fn power(theta: f64, index: usize, dim: usize) -> f32 {
 }
 
 /// Context extension by interpolation of low frequencies (YaRN, arXiv 2309.00071, §3.2–3.4).
+#[derive(PartialEq)]
 pub(crate) struct Yarn {
     factor: f64,
     beta_fast: f64,
@@ -63,16 +102,7 @@ pub(crate) struct Yarn {
 impl Yarn {
     /// The parameters, if the configuration asks for YaRN.
     pub(crate) fn of(config: &ConfigReader<'_>) -> Result<Option<Yarn>, ConfigError> {
-        let parameters = match config.object("rope_parameters")? {
-            Some(parameters) => Some(parameters),
-            None => config.object("rope_scaling")?,
-        };
-        let Some(parameters) = parameters else { return Ok(None) };
-        let kind = parameters.get("rope_type").or_else(|| parameters.get("type"));
-        if kind.and_then(|kind| kind.as_str()) != Some("yarn") {
-            return Ok(None);
-        }
-        Yarn::read(&parameters, config).map(Some)
+        Ok(Rotation::of(config)?.yarn)
     }
 
     fn read(parameters: &ConfigReader<'_>, config: &ConfigReader<'_>) -> Result<Self, ConfigError> {

@@ -29,6 +29,25 @@ pub enum TextError {
         #[source]
         source: std::io::Error,
     },
+    /// A file's name leads to something that is not a file, which may never end or never begin.
+    #[error("{} is {found}, not a regular file; put the model's file in its place", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What is there, with its article.
+        found: &'static str,
+    },
+    /// A link leads nowhere: the model is incomplete, which is not the same as having no such file.
+    #[error(
+        "{} is a link to {}, which does not exist; fetch that file, or remove the link", path.display(),
+        target.display()
+    )]
+    DanglingLink {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads, as written in it.
+        target: PathBuf,
+    },
     /// A file is larger than any honest file of its kind.
     #[error(
         "{} is larger than {limit} bytes, the most that is accepted for this file; check that it is \
@@ -85,6 +104,28 @@ pub enum TextError {
         /// The message, with the line.
         reason: String,
     },
+    /// The chat template was still at work when its time was up.
+    #[error(
+        "the chat template in {} did not end within {seconds} s; `--raw` goes without a template",
+        path.display()
+    )]
+    TemplateLate {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// The time it had, in seconds.
+        seconds: f64,
+    },
+    /// The tokenizer gives ids that the model has no row for.
+    #[error(
+        "tokenizer.json has the id {largest}, but the model's `vocab_size` is {model_vocab}: the \
+         tokenizer belongs to another model; fetch both from the same source"
+    )]
+    VocabTooSmall {
+        /// The tokenizer's largest id.
+        largest: usize,
+        /// `vocab_size` of the model's configuration; its ids are below that.
+        model_vocab: usize,
+    },
     /// The chat template refused the conversation (`raise_exception`).
     #[error("the chat template refuses this conversation: {message}")]
     TemplateRefused {
@@ -101,16 +142,28 @@ pub enum TextError {
     },
 }
 
-/// Reads a file of at most `limit` bytes; `Ok(None)` when it does not exist.
+/// Reads a regular file of at most `limit` bytes; `Ok(None)` when there is none by this name.
+///
+/// Links are followed. What is there is asked before it is opened: opening a pipe waits for a writer.
 fn read_limited(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     let fail = |source| TextError::Read { path: path.to_owned(), source };
-    let file = match std::fs::File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => {}
+        Ok(metadata) => {
+            let found = if metadata.is_dir() { "a directory" } else { "a pipe, socket or device" };
+            return Err(TextError::NotAFile { path: path.to_owned(), found });
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return match std::fs::read_link(path) {
+                Ok(target) => Err(TextError::DanglingLink { path: path.to_owned(), target }),
+                Err(_) => Ok(None),
+            };
+        }
         Err(error) => return Err(fail(error)),
-    };
+    }
+    let file = std::fs::File::open(path).map_err(fail)?;
     // One byte more than allowed is asked for, so that the length comes from what was read and not
-    // from metadata, which a pipe or a growing file does not have.
+    // from metadata, which is old where a file grows.
     let mut bytes = Vec::new();
     let read = file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(fail)?;
     if read as u64 > limit {
@@ -129,3 +182,6 @@ fn demo_model() -> Option<PathBuf> {
     println!("SKIPPED: ../shared is absent");
     None
 }
+
+#[cfg(test)]
+mod tests;

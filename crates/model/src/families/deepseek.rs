@@ -9,7 +9,7 @@ use crate::plan::{
 use crate::rope;
 
 pub(super) fn plan(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
-    let common = Common::read(config)?;
+    let common = Common::read(config, &["full_attention"])?;
     let attention = latent_attention(config, true)?;
     let (dense, moe) = (dense_ffn(config)?, moe(config)?);
     let layer = |sparse: bool| LayerPlan {
@@ -64,6 +64,9 @@ pub(super) fn latent_attention(
 
 /// Sigmoid router with correction bias and groups, one shared expert block.
 pub(super) fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
+    config.only("scoring_func", &["sigmoid"])?;
+    config.only("topk_method", &["noaux_tc"])?;
+    config.only_number("moe_layer_freq", 1.0)?;
     let experts = config.size("n_routed_experts", 1..=4096)?;
     let top_k = config.size("num_experts_per_tok", 1..=experts.min(64))?;
     let width = config.size("moe_intermediate_size", 1..=1 << 20)?;
@@ -79,7 +82,8 @@ pub(super) fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
             experts / groups
         )));
     }
-    let scale = config.number_or("routed_scaling_factor", 2.5)? as f32;
+    let scale = config.number_or("routed_scaling_factor", 2.5)?;
+    config.refuse_unless(scale > 0.0 && scale <= 1e4, format!("routed_scaling_factor {scale}"))?;
     Ok(MoePlan {
         experts,
         top_k,
@@ -89,7 +93,7 @@ pub(super) fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
             correction_bias: true,
             groups: (groups > 1).then_some((groups, kept)),
             normalise: config.flag_or("norm_topk_prob", true)?,
-            scale,
+            scale: scale as f32,
         },
         shared_width: (shared > 0).then_some(shared * width),
     })

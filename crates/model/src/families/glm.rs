@@ -6,7 +6,7 @@ use crate::families::{Common, sparse_layers};
 use crate::plan::{AttentionPlan, FfnPlan, IndexerPlan, IndexerUse, LayerPlan, Plan};
 
 pub(super) fn plan(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
-    let common = Common::read(config)?;
+    let common = Common::read(config, &["full_attention", "indexed_attention"])?;
     let attention = latent_attention(config, true)?;
     let indexers = indexer_uses(config, common.layers, attention.q_lora.is_some())?;
     let (dense, moe) = (dense_ffn(config)?, moe(config)?);
@@ -68,7 +68,14 @@ fn owners(config: &ConfigReader<'_>, layers: usize) -> Result<Vec<bool>, ConfigE
         if kinds.len() < layers {
             return Err(short("indexer_types", kinds.len()));
         }
-        return Ok(kinds[..layers].iter().map(|kind| *kind == "full").collect());
+        return kinds[..layers]
+            .iter()
+            .map(|kind| match *kind {
+                "full" => Ok(true),
+                "shared" => Ok(false),
+                other => Err(config.unsupported(format!("indexer_types {other:?}"))),
+            })
+            .collect();
     }
     if config.get("index_topk_pattern").is_some() {
         let pattern = config.text("index_topk_pattern")?;

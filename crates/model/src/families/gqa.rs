@@ -11,7 +11,7 @@ use crate::rope;
 
 /// OLMoE: every layer sparse, one norm over the whole query and key projections.
 pub(super) fn olmoe(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
-    let common = Common::read(config)?;
+    let common = Common::read(config, &["full_attention"])?;
     config.refuse_unless(config.get("clip_qkv").is_none(), "clip_qkv")?;
     let attention = attention(config, &common, QkNorm::Projection)?;
     let moe = softmax_moe(config, "intermediate_size", false)?;
@@ -22,9 +22,7 @@ pub(super) fn olmoe(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
 
 /// Qwen3-MoE: some layers may be dense, queries and keys are normed a head at a time.
 pub(super) fn qwen3_moe(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
-    let common = Common::read(config)?;
-    let windowed = config.flag_or("use_sliding_window", false)?;
-    config.refuse_unless(!windowed, "use_sliding_window")?;
+    let common = Common::read(config, &["full_attention"])?;
     let attention = attention(config, &common, QkNorm::Head)?;
     let moe = softmax_moe(config, "moe_intermediate_size", true)?;
     let step = config.size_or("decoder_sparse_step", 1, 1..=128)?;
@@ -83,6 +81,8 @@ fn softmax_moe(
     width_key: &str,
     normalise_default: bool,
 ) -> Result<MoePlan, ConfigError> {
+    config.only("scoring_func", &["softmax"])?;
+    config.only_number("routed_scaling_factor", 1.0)?;
     // Newer files say num_local_experts, older num_experts.
     let key = ["num_experts", "num_local_experts"]
         .into_iter()

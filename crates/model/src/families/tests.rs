@@ -65,6 +65,142 @@ fn what_is_not_computed_is_refused_by_name() {
     }
 }
 
+fn qwen() -> Value {
+    json!({
+        "model_type": "qwen3_moe", "vocab_size": 320, "hidden_size": 64,
+        "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
+        "rope_theta": 10000.0
+    })
+}
+
+fn olmoe() -> Value {
+    with(with(qwen(), "model_type", json!("olmoe")), "intermediate_size", json!(32))
+}
+
+fn deepseek() -> Value {
+    with(glm(), "model_type", json!("deepseek_v3"))
+}
+
+fn all() -> [Value; 4] {
+    [glm(), deepseek(), qwen(), olmoe()]
+}
+
+/// Every family refuses the value in a message with the key, or accepts it.
+fn check(configs: &[Value], key: &str, value: &Value, accepted: bool) {
+    for config in configs {
+        match Plan::from_config(&with(config.clone(), key, value.clone())) {
+            Ok(_) => assert!(accepted, "{}: {key} {value} was accepted", config["model_type"]),
+            Err(error) => {
+                assert!(!accepted, "{}: {error}", config["model_type"]);
+                assert!(error.to_string().contains(key), "{key}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_contradicts_the_computation_is_refused_by_every_family() {
+    for (key, value) in [
+        ("hidden_act", json!("gelu")),
+        ("hidden_act", json!(7)),
+        ("partial_rotary_factor", json!(0.5)),
+        ("partial_rotary_factor", json!("half")),
+        ("scoring_func", json!("tanh")),
+        ("scoring_func", json!(1)),
+        ("layer_types", json!(["full_attention", "sliding_attention"])),
+        ("layer_types", json!("full_attention")),
+        ("sliding_window", json!(4096)),
+        ("use_sliding_window", json!(true)),
+        ("routed_scaling_factor", json!(0.0)),
+        ("routed_scaling_factor", json!(-1.0)),
+        ("routed_scaling_factor", json!(1.1e4)),
+        ("quantization_config", json!("fp8")),
+        ("quantization_config", json!({"bits": 4})),
+    ] {
+        check(&all(), key, &value, false);
+    }
+    for value in
+        [json!({"quant_method": "awq"}), json!({"quant_method": "fp8", "weight_block_size": [64, 64]})]
+    {
+        for config in all() {
+            let error = Plan::from_config(&with(config, "quantization_config", value.clone())).unwrap_err();
+            let named = ["awq", "weight_block_size [64,64]"].iter().any(|n| error.to_string().contains(n));
+            assert!(named, "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_agrees_with_the_computation_is_accepted_by_every_family() {
+    for (key, value) in [
+        ("hidden_act", Value::Null),
+        ("partial_rotary_factor", json!(1)),
+        ("rope_parameters", json!({"rope_theta": 10000.0, "partial_rotary_factor": 1.0})),
+        ("layer_types", json!(["full_attention", "full_attention"])),
+        ("sliding_window", Value::Null),
+        ("use_sliding_window", json!(false)),
+        ("quantization_config", json!({"quant_method": "fp8"})),
+        ("quantization_config", json!({"quant_method": "fp8", "weight_block_size": [128, 128]})),
+    ] {
+        check(&all(), key, &value, true);
+    }
+    let off = with(qwen(), "use_sliding_window", json!(false));
+    check(&[off], "sliding_window", &json!(4096), true);
+}
+
+#[test]
+fn each_family_takes_its_own_router_only() {
+    let (sigmoid, softmax) = ([glm(), deepseek()], [qwen(), olmoe()]);
+    check(&sigmoid, "scoring_func", &json!("sigmoid"), true);
+    check(&sigmoid, "scoring_func", &json!("softmax"), false);
+    check(&sigmoid, "topk_method", &json!("noaux_tc"), true);
+    check(&sigmoid, "topk_method", &json!("group_limited_greedy"), false);
+    check(&sigmoid, "routed_scaling_factor", &json!(1e4), true);
+    check(&sigmoid, "moe_layer_freq", &json!(1), true);
+    check(&sigmoid, "moe_layer_freq", &json!(2), false);
+    check(&softmax, "scoring_func", &json!("softmax"), true);
+    check(&softmax, "scoring_func", &json!("sigmoid"), false);
+    check(&softmax, "routed_scaling_factor", &json!(1.0), true);
+    check(&softmax, "routed_scaling_factor", &json!(2.5), false);
+    check(&[glm()], "layer_types", &json!(["indexed_attention", "full_attention"]), true);
+    check(&[glm()], "indexer_types", &json!(["full", "half", "full", "full"]), false);
+    check(&[deepseek(), qwen(), olmoe()], "layer_types", &json!(["indexed_attention"]), false);
+}
+
+#[test]
+fn old_and_new_rotation_keys_must_say_the_same() {
+    let yarn = |factor: f64| json!({"type": "yarn", "factor": factor});
+    let new = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0});
+    for config in all() {
+        let config = with(config, "rope_parameters", new.clone());
+        check(std::slice::from_ref(&config), "rope_scaling", &yarn(4.0), true);
+        check(std::slice::from_ref(&config), "rope_scaling", &yarn(8.0), false);
+        check(std::slice::from_ref(&config), "rope_scaling", &json!({"type": "default"}), false);
+        check(std::slice::from_ref(&config), "rope_theta", &json!(10000), true);
+        check(std::slice::from_ref(&config), "rope_theta", &json!(50000.0), false);
+    }
+}
+
+/// The configurations that the project itself has: oracles, the demo model, synthetic models.
+#[test]
+fn the_projects_own_configurations_are_accepted() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let oracles = std::fs::read_dir(root.join("fixtures/oracles")).unwrap();
+    let mut files: Vec<_> = oracles.map(|entry| entry.unwrap().path().join("config.json")).collect();
+    files.retain(|file| file.exists());
+    assert!(files.len() >= 6, "the oracles are not there");
+    files.push(root.join("models/hummingbird-56m/config.json"));
+    for file in files {
+        let config = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        assert!(Plan::from_config(&config).is_ok(), "{}", file.display());
+    }
+    for like in metaltail_container::synth::Like::ALL {
+        let config = metaltail_container::synth::config(like, None, None).unwrap();
+        Plan::from_config(&config).unwrap_or_else(|error| panic!("{like}: {error}"));
+    }
+}
+
 #[test]
 fn an_unknown_family_is_refused_with_the_supported_ones() {
     let error = Plan::from_config(&with(glm(), "model_type", json!("llama"))).unwrap_err();
@@ -88,11 +224,7 @@ fn the_inventory_has_every_tensor_once_and_the_draft_layer_last() {
 
 #[test]
 fn a_gqa_head_count_that_does_not_divide_is_refused() {
-    let config = json!({
-        "model_type": "qwen3_moe", "vocab_size": 320, "hidden_size": 64,
-        "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 5,
-        "num_key_value_heads": 2, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2
-    });
+    let config = with(qwen(), "num_attention_heads", json!(5));
     assert!(matches!(Plan::from_config(&config), Err(ConfigError::Inconsistent(_))));
 }
 

@@ -7,8 +7,9 @@ pub(super) type Choice = Vec<(u32, f32)>;
 
 /// Chooses `top_k` experts of one row.
 ///
-/// The greatest choices win, of equal ones the lowest id. Scores that are not numbers lose against
-/// all others and weigh nothing; the second result says whether there were any among the logits.
+/// The greatest choices win, of equal ones the lowest id. Experts whose logit is not finite lose
+/// against all others and weigh nothing, and the others are as if those were not there; the second
+/// result says whether there were any.
 pub(super) fn choose(
     plan: &RouterPlan,
     top_k: usize,
@@ -57,13 +58,16 @@ pub(super) fn choose(
     (chosen, broken)
 }
 
+/// Scores of all experts; a logit that is not finite comes from damaged weights and scores NaN.
 fn score(scoring: Scoring, logits: &[f32]) -> Vec<f32> {
+    let sound = |logit: &f32| if logit.is_finite() { *logit } else { f32::NAN };
     match scoring {
-        Scoring::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+        Scoring::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-sound(logit)).exp())).collect(),
         Scoring::Softmax => {
-            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let mut scores: Vec<f32> = logits.iter().map(|logit| (logit - max).exp()).collect();
-            let sum: f32 = scores.iter().sum();
+            // `f32::max` passes over NaN; the sum must as well, or one would spoil every score.
+            let max = logits.iter().map(sound).fold(f32::NEG_INFINITY, f32::max);
+            let mut scores: Vec<f32> = logits.iter().map(|logit| (sound(logit) - max).exp()).collect();
+            let sum: f32 = scores.iter().filter(|score| !score.is_nan()).sum();
             scores.iter_mut().for_each(|score| *score /= sum);
             scores
         }
@@ -126,6 +130,28 @@ mod tests {
         let (chosen, broken) = choose(&sigmoid(None), 3, &[f32::NAN; 8], Some(&[0.0; 8]));
         assert!(broken);
         assert_eq!(chosen, [(0, 0.0), (1, 0.0), (2, 0.0)]);
+    }
+
+    #[test]
+    fn one_damaged_logit_costs_its_own_expert_alone() {
+        let softmax = RouterPlan {
+            scoring: Scoring::Softmax,
+            correction_bias: false,
+            groups: None,
+            normalise: false,
+            scale: 1.0,
+        };
+        let sound = [0.5, 1.5, -1.0, 2.0];
+        for plan in [softmax, sigmoid(None)] {
+            let (expected, _) = choose(&plan, 2, &sound, None);
+            for damage in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let logits = [&[damage], &sound[..]].concat();
+                let (chosen, broken) = choose(&plan, 2, &logits, None);
+                assert!(broken, "{damage}");
+                let shifted: Choice = expected.iter().map(|(id, weight)| (id + 1, *weight)).collect();
+                assert_eq!(chosen, shifted, "{damage}");
+            }
+        }
     }
 
     proptest! {

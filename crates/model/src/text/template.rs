@@ -4,7 +4,8 @@
 //! minijinja in output (`tojson`, `True` and `None`, lists) is made to agree here.
 
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
@@ -13,13 +14,18 @@ use serde_json::{Map, json};
 
 use super::{TextError, read_limited};
 
+mod apart;
 mod date;
 mod python;
 
 /// The largest `tokenizer_config.json` accepted, in bytes.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
-/// The largest template accepted, in bytes. Published ones are below 50 kB.
-const MAX_TEMPLATE_BYTES: u64 = 4 << 20;
+/// The largest template accepted, in bytes. Published ones are below 50 kB. The stack that templates
+/// are compiled on is measured for this size.
+const MAX_TEMPLATE_BYTES: u64 = 256 << 10;
+/// How long a template may take to compile, and to render. Not all work of a template costs fuel:
+/// walking a list that was doubled sixty times costs as much as walking one of two entries.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// What one rendering may spend: instructions, and 64-byte units of data (256 MB in all). It ends a template
 /// that loops, and leaves room for conversations of megabytes.
 const FUEL: u64 = 4_000_000;
@@ -38,9 +44,12 @@ pub fn message(role: &str, content: &str) -> serde_json::Value {
 /// A model's chat template, ready to render.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    /// Shared with the threads that render.
+    environment: Arc<Environment<'static>>,
     path: PathBuf,
     source: String,
+    /// The longest wait for a rendering.
+    patience: Duration,
     /// `bos_token`, `eos_token` and the like, as text.
     tokens: Map<String, serde_json::Value>,
 }
@@ -69,22 +78,34 @@ impl ChatTemplate {
         }
         match default_template(&config).map_err(|reason| malformed(&config_path, reason))? {
             None => Ok(None),
-            Some(source) if source.len() as u64 > MAX_TEMPLATE_BYTES => {
-                Err(TextError::TooLarge { path: config_path, limit: MAX_TEMPLATE_BYTES })
-            }
             Some(source) => Self::parse(source.to_owned(), config_path, &config).map(Some),
         }
     }
 
     /// Compiles a template; `config` is where its special tokens are named.
     fn parse(source: String, path: PathBuf, config: &serde_json::Value) -> Result<ChatTemplate, TextError> {
-        let syntax_error = |error: minijinja::Error| TextError::TemplateSyntax {
-            path: path.clone(),
-            reason: error.to_string(),
+        if source.len() as u64 > MAX_TEMPLATE_BYTES {
+            return Err(TextError::TemplateSyntax {
+                path,
+                reason: format!(
+                    "it has {} bytes, more than the {MAX_TEMPLATE_BYTES} that are accepted",
+                    source.len()
+                ),
+            });
+        }
+        let text = without_generation_tags(&source);
+        let compiled = apart::run(PATIENCE, move || {
+            let mut environment = environment()?;
+            environment.add_template_owned(NAME, text)?;
+            Ok::<_, minijinja::Error>(environment)
+        });
+        let syntax = |reason: String| TextError::TemplateSyntax { path: path.clone(), reason };
+        let environment = match compiled {
+            Ok(Ok(environment)) => Arc::new(environment),
+            Ok(Err(error)) => return Err(syntax(error.to_string())),
+            Err(failure) => return Err(syntax(failure.to_string())),
         };
-        let mut environment = environment().map_err(syntax_error)?;
-        environment.add_template_owned(NAME, without_generation_tags(&source)).map_err(syntax_error)?;
-        Ok(ChatTemplate { environment, path, source, tokens: token_variables(config) })
+        Ok(ChatTemplate { environment, path, source, patience: PATIENCE, tokens: token_variables(config) })
     }
 
     /// The template's text.
@@ -96,7 +117,9 @@ impl ChatTemplate {
     /// variables, such as `enable_thinking` or `tools`; they override the model's own.
     ///
     /// # Errors
-    /// The template refused the conversation, failed, or ran out of fuel.
+    /// The template refused the conversation, failed, ran out of fuel or took longer than 10 s. In
+    /// the last case its thread cannot be ended and keeps a core busy; the caller should give up on
+    /// the template, not try again.
     pub fn render(
         &self,
         messages: &[serde_json::Value],
@@ -111,23 +134,37 @@ impl ChatTemplate {
         variables.insert("messages".to_owned(), messages.into());
         variables.insert("add_generation_prompt".to_owned(), add_generation_prompt.into());
         variables.extend(extra.iter().map(|(name, value)| (name.clone(), value.clone())));
-        self.environment
-            .get_template(NAME)
-            .and_then(|template| template.render(Value::from(Serde(&variables))))
-            .map_err(|error| self.render_error(&error))
-    }
-
-    /// Tells a refusal by the template from a failure of it.
-    fn render_error(&self, error: &minijinja::Error) -> TextError {
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-        while let Some(current) = cause {
-            if let Some(Refusal(message)) = current.downcast_ref() {
-                return TextError::TemplateRefused { message: message.clone() };
+        let environment = Arc::clone(&self.environment);
+        // The error is put into words on that thread too: dropping it may be deep.
+        let rendered = apart::run(self.patience, move || {
+            environment
+                .get_template(NAME)
+                .and_then(|template| template.render(Value::from(Serde(&variables))))
+                .map_err(|error| refusal(&error).ok_or_else(|| error.to_string()))
+        });
+        let failed = |reason| TextError::TemplateRender { path: self.path.clone(), reason };
+        match rendered {
+            Ok(Ok(prompt)) => Ok(prompt),
+            Ok(Err(Ok(message))) => Err(TextError::TemplateRefused { message }),
+            Ok(Err(Err(reason))) => Err(failed(reason)),
+            Err(apart::Failure::Late) => {
+                Err(TextError::TemplateLate { path: self.path.clone(), seconds: self.patience.as_secs_f64() })
             }
-            cause = current.source();
+            Err(failure) => Err(failed(failure.to_string())),
         }
-        TextError::TemplateRender { path: self.path.clone(), reason: error.to_string() }
     }
+}
+
+/// The template's words, where an error is its refusal and not its failure.
+fn refusal(error: &minijinja::Error) -> Option<String> {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(current) = cause {
+        if let Some(Refusal(message)) = current.downcast_ref() {
+            return Some(message.clone());
+        }
+        cause = current.source();
+    }
+    None
 }
 
 /// The words a template gave to `raise_exception`.
@@ -146,6 +183,9 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     environment.set_formatter(|output, state, value| {
         output.write_str(&python::str(state, value)?).map_err(minijinja::Error::from)
     });
+    // These write indented, which for deeply nested values costs the square of the depth and no fuel.
+    environment.remove_filter("pprint");
+    environment.remove_global("debug");
     environment.add_filter("string", |state: &minijinja::State, value: &Value| python::str(state, value));
     environment.add_filter("tojson", |state: &minijinja::State, value: &Value, options: Kwargs| {
         python::dumps(state, value, &options)

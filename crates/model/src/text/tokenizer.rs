@@ -43,6 +43,8 @@ impl Tokenizer {
         for unwanted in ["truncation", "padding", "post_processor"] {
             fields.insert(unwanted.to_owned(), serde_json::Value::Null);
         }
+        let byte_level =
+            ["normalizer", "pre_tokenizer", "decoder"].iter().any(|part| is_byte_level(fields.get(*part)));
         let inner: tokenizers::Tokenizer =
             guarded(|| serde_json::from_value(json).map_err(|error: serde_json::Error| error.to_string()))?;
         let largest = inner.get_vocab(true).into_values().max();
@@ -50,12 +52,27 @@ impl Tokenizer {
             Some(id) => id as usize + 1,
             None => return Err("the vocabulary is empty".to_owned()),
         };
+        if byte_level {
+            check_bytes(&inner)?;
+        }
         Ok(Tokenizer { inner: Arc::new(inner), vocab_size })
     }
 
     /// One more than the largest id of the vocabulary, added tokens included.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
+    }
+
+    /// Checks that the model has a row for every id of this tokenizer. A model's vocabulary is often
+    /// padded and may be larger, never smaller.
+    ///
+    /// # Errors
+    /// The tokenizer's largest id is not below `model_vocab` (`vocab_size` of `config.json`).
+    pub fn check_vocab(&self, model_vocab: usize) -> Result<(), TextError> {
+        if self.vocab_size <= model_vocab {
+            return Ok(());
+        }
+        Err(TextError::VocabTooSmall { largest: self.vocab_size - 1, model_vocab })
     }
 
     /// The ids of `text`. Special tokens written in it are recognised; nothing is added.
@@ -89,6 +106,51 @@ impl Tokenizer {
     pub(super) fn has_text(&self, id: u32) -> bool {
         !self.is_special(id) && self.inner.id_to_token(id).is_some()
     }
+}
+
+/// Whether a part of a `tokenizer.json`, or a step of it, works on bytes shown as characters.
+fn is_byte_level(part: Option<&serde_json::Value>) -> bool {
+    let Some(part) = part else { return false };
+    let steps = ["normalizers", "pretokenizers", "decoders"];
+    part["type"] == "ByteLevel"
+        || steps
+            .iter()
+            .filter_map(|key| part[*key].as_array())
+            .flatten()
+            .any(|step| is_byte_level(Some(step)))
+}
+
+/// Refuses a byte-level vocabulary without a token for a byte that text may have: the library would
+/// drop that byte from the text without a word. Tokenizers that show the unknown are left alone.
+fn check_bytes(tokenizer: &tokenizers::Tokenizer) -> Result<(), String> {
+    let tokenizers::ModelWrapper::BPE(model) = tokenizer.get_model() else { return Ok(()) };
+    if model.byte_fallback || model.unk_token.is_some() {
+        return Ok(());
+    }
+    let missing: Vec<u8> = stand_ins()
+        .filter(|(_, stand_in)| tokenizer.token_to_id(stand_in.encode_utf8(&mut [0; 4])).is_none())
+        .map(|(byte, _)| byte)
+        .collect();
+    match missing.first() {
+        None => Ok(()),
+        Some(first) => Err(format!(
+            "its byte-level vocabulary lacks tokens for {} bytes, the first of them 0x{first:02X}, which \
+             would vanish from every text",
+            missing.len()
+        )),
+    }
+}
+
+/// The bytes that UTF-8 text may have, each with the character that byte-level vocabularies write for
+/// it (GPT-2's `bytes_to_unicode`): printable Latin-1 stands for itself, the others are the characters
+/// from U+0100 on, in order. 0xC0, 0xC1 and those above 0xF4 occur in no text, and published
+/// vocabularies need not have them.
+fn stand_ins() -> impl Iterator<Item = (u8, char)> {
+    let itself = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    let others = (0..=255u8).filter(move |byte| !itself(*byte)).zip('\u{100}'..);
+    let all =
+        (0..=255u8).filter(move |byte| itself(*byte)).map(|byte| (byte, char::from(byte))).chain(others);
+    all.filter(|(byte, _)| !matches!(byte, 0xC0 | 0xC1 | 0xF5..=0xFF))
 }
 
 /// Checks ids from outside against the model's vocabulary size (of its configuration, which may be
@@ -127,15 +189,27 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A tokenizer file around a byte-level model of few tokens.
+    /// The id of `<|user|>` in [`file`].
+    const USER: u32 = 244;
+
+    /// A tokenizer file around a byte-level model: all bytes, `ab` and a special token.
     fn file(extra: &str) -> String {
+        let mut vocab = serde_json::Map::new();
+        for (token, id) in [("a", 0), ("b", 1), ("ab", 2)] {
+            vocab.insert(token.to_owned(), id.into());
+        }
+        for (_, stand_in) in stand_ins() {
+            let next = vocab.len();
+            vocab.entry(stand_in.to_string()).or_insert(next.into());
+        }
+        let vocab = serde_json::Value::from(vocab);
         format!(
             r#"{{"version":"1.0","truncation":{{"direction":"Right","max_length":1,"strategy":"LongestFirst","stride":0}},
-            "padding":null,"added_tokens":[{{"id":3,"content":"<|user|>","single_word":false,"lstrip":false,
+            "padding":null,"added_tokens":[{{"id":{USER},"content":"<|user|>","single_word":false,"lstrip":false,
             "rstrip":false,"normalized":false,"special":true}}],"normalizer":null,
             "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}},
             "post_processor":null,"decoder":{{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}},
-            "model":{{"type":"BPE","vocab":{{"a":0,"b":1,"ab":2}},"merges":["a b"]{extra}}}}}"#
+            "model":{{"type":"BPE","vocab":{vocab},"merges":["a b"]{extra}}}}}"#
         )
     }
 
@@ -148,7 +222,7 @@ mod tests {
     #[test]
     fn the_trainers_truncation_is_ignored() {
         let tokenizer = Tokenizer::from_bytes(file("").as_bytes()).unwrap();
-        assert_eq!(tokenizer.encode("aba<|user|>b").unwrap(), [2, 0, 3, 1]);
+        assert_eq!(tokenizer.encode("aba<|user|>b").unwrap(), [2, 0, USER, 1]);
     }
 
     #[test]
@@ -169,8 +243,8 @@ mod tests {
             good.replace(r#""a":0"#, r#""a":-1"#),
             good.replace(r#""a":0"#, r#"a":0"#),
             good.replace(r#"["a b"]"#, r#"[7]"#),
-            good.replace(r#"["a b"]"#, r#"["a z"]"#),
-            good.replace(r#""id":3"#, r#""id":"3""#),
+            good.replace(r#"["a b"]"#, r#"["a zz"]"#),
+            good.replace(&format!(r#""id":{USER}"#), r#""id":"3""#),
             good.replace("BPE", "Nothing"),
         ] {
             let dir = dir_with(bad.as_bytes());
@@ -204,6 +278,46 @@ mod tests {
     }
 
     #[test]
+    fn a_vocabulary_that_cannot_say_some_byte_is_refused_with_their_number() {
+        let whole = file("");
+        assert!(Tokenizer::from_bytes(whole.as_bytes()).is_ok());
+        let mut json: serde_json::Value = serde_json::from_str(&whole).unwrap();
+        let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+        vocab.remove("h");
+        vocab.remove("Ġ");
+        let error = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap_err();
+        assert!(error.contains("2 bytes") && error.contains("0x"), "{error}");
+        // One that is byte-level in a step of a sequence loses as much.
+        let step = json["pre_tokenizer"].take();
+        json["decoder"].take();
+        assert!(Tokenizer::from_bytes(json.to_string().as_bytes()).is_ok(), "no part is byte-level");
+        json["pre_tokenizer"] = serde_json::json!({"type": "Sequence", "pretokenizers": [step]});
+        assert!(Tokenizer::from_bytes(json.to_string().as_bytes()).is_err());
+        // An unknown token shows what was lost.
+        json["model"]["unk_token"] = "a".into();
+        assert!(Tokenizer::from_bytes(json.to_string().as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn a_vocabulary_that_says_every_byte_loses_no_text() {
+        let tokenizer = Tokenizer::from_bytes(file("").as_bytes()).unwrap();
+        proptest!(|(text in any::<String>())| {
+            let ids = tokenizer.encode(&text).unwrap();
+            prop_assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+        });
+    }
+
+    #[test]
+    fn a_tokenizer_with_ids_beyond_the_model_is_refused() {
+        let tokenizer = Tokenizer::from_bytes(file("").as_bytes()).unwrap();
+        let size = tokenizer.vocab_size();
+        assert!(tokenizer.check_vocab(size).is_ok());
+        assert!(tokenizer.check_vocab(size + 64).is_ok(), "a model's vocabulary may be padded");
+        let error = tokenizer.check_vocab(size - 1).unwrap_err();
+        assert!(error.to_string().contains("tokenizer.json has the id"), "{error}");
+    }
+
+    #[test]
     fn ids_are_checked_against_the_vocabulary() {
         assert!(check_ids(&[0, 9], 10).is_ok());
         let error = check_ids(&[0, 10], 10).unwrap_err();
@@ -212,7 +326,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_damaged_file_never_panics(at in 0usize..900, byte: u8, text in "[ab<|user>]{0,12}") {
+        fn a_damaged_file_never_panics(at: usize, byte: u8, text in "[ab<|user>]{0,12}") {
             let mut bytes = file("").into_bytes();
             let at = at % bytes.len();
             bytes[at] = byte;

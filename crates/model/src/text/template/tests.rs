@@ -6,7 +6,10 @@ const AGENT: &str = include_str!("testdata/agent.jinja");
 
 fn template(source: &str) -> ChatTemplate {
     let config = json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null});
-    ChatTemplate::parse(source.to_owned(), "chat_template.jinja".into(), &config).unwrap()
+    let mut template = ChatTemplate::parse(source.to_owned(), "chat_template.jinja".into(), &config).unwrap();
+    // No golden prompt may depend on how busy the machine is.
+    template.patience = Duration::from_secs(3600);
+    template
 }
 
 fn extra(json: serde_json::Value) -> Map<String, serde_json::Value> {
@@ -117,6 +120,62 @@ fn an_endless_template_ends_in_an_error() {
         let error = template(source).render(&[], false, &Map::new()).unwrap_err();
         assert!(matches!(error, TextError::TemplateRender { .. }), "{error}");
     }
+}
+
+#[test]
+fn a_template_nested_to_the_largest_size_ends_in_an_answer_and_not_in_an_overflow() {
+    for (head, unit, tail) in [
+        ("{{ ", "not ", "1 }}"),
+        ("{{ 1 ", "-", "1 }}"),
+        ("{{ 1", "+1", " }}"),
+        ("{{ a", ".b", " }}"),
+        ("{{ a", "()", " }}"),
+        ("{{ a", "|f", " }}"),
+        ("{{ ", "[", " }}"),
+        ("", "{%if a%}", ""),
+    ] {
+        let repeats = (MAX_TEMPLATE_BYTES as usize - head.len() - tail.len()) / unit.len();
+        let source = format!("{head}{}{tail}", unit.repeat(repeats));
+        let parsed = ChatTemplate::parse(source, "x/chat_template.jinja".into(), &json!({}));
+        let answer = parsed.and_then(|template| template.render(&[], false, &Map::new()));
+        if let Err(error) = answer {
+            assert!(error.to_string().contains("x/chat_template.jinja"), "{unit}: {error}");
+        }
+    }
+}
+
+#[test]
+fn values_nested_as_deep_as_the_fuel_allows_are_written_and_dropped_without_an_overflow() {
+    let source = "{% set ns = namespace(s=[1]) %}{% for a in range(40) %}{% for b in range(10000) %}\
+                  {% set ns.s = [ns.s] %}{% endfor %}{% endfor %}";
+    let written = template(&format!("{source}{{{{ (ns.s ~ '') | length }}}}"));
+    assert_eq!(written.render(&[], false, &Map::new()).unwrap(), "800003");
+    let indented = template(&format!("{source}{{{{ ns.s | pprint }}}}"));
+    assert!(indented.render(&[], false, &Map::new()).is_err(), "its text has the square of the depth");
+    let dropped = template(&source.replace("40", "99999"));
+    let error = dropped.render(&[], false, &Map::new()).unwrap_err();
+    assert!(matches!(error, TextError::TemplateRender { .. }), "{error}");
+}
+
+#[test]
+fn a_template_above_the_largest_size_is_refused_by_name() {
+    let source = "x".repeat(MAX_TEMPLATE_BYTES as usize + 1);
+    let error = ChatTemplate::parse(source.clone(), "tokenizer_config.json".into(), &json!({})).unwrap_err();
+    assert!(error.to_string().contains("tokenizer_config.json"), "{error}");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("chat_template.jinja"), source).unwrap();
+    assert!(matches!(ChatTemplate::from_dir(dir.path()), Err(TextError::TooLarge { .. })));
+}
+
+#[test]
+fn work_that_costs_no_fuel_ends_with_the_callers_patience() {
+    let source = "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}\
+                  {% endfor %}{{ ns.s|length }}";
+    let mut template = template(source);
+    template.patience = Duration::from_millis(20);
+    let error = template.render(&[], false, &Map::new()).unwrap_err();
+    assert!(matches!(error, TextError::TemplateLate { .. }), "{error}");
+    assert!(error.to_string().contains("within 0.02 s"), "{error}");
 }
 
 #[test]
