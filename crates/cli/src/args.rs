@@ -12,7 +12,7 @@ use metaltail_container::convert::Target;
 use metaltail_container::synth::{Like, SynthFormat};
 use metaltail_quant::Format;
 
-use crate::settings::{Flags, ModelFlags, OutputFlags, positive, size};
+use crate::settings::{Flags, ModelFlags, OutputFlags, size, whole};
 
 /// Runs mixture-of-experts language models that are larger than memory.
 #[derive(Parser, Debug)]
@@ -196,6 +196,11 @@ pub enum Bench {
     Kernels(BenchKernelsArgs),
 }
 
+/// The largest width of a matrix to measure.
+const MAX_WIDTH: u64 = 1 << 20;
+/// The most rounds.
+const MAX_ROUNDS: u64 = 1 << 20;
+
 /// `bench kernels`
 #[derive(Args, Debug)]
 #[command(
@@ -205,13 +210,13 @@ pub enum Bench {
 )]
 pub struct BenchKernelsArgs {
     /// Width of the model
-    #[arg(long, value_name = "N", value_parser = positive, default_value = "2048", help_heading = "Measurement")]
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_WIDTH>, default_value = "2048", help_heading = "Measurement")]
     pub hidden: usize,
     /// Width of an expert
-    #[arg(long, value_name = "N", value_parser = positive, default_value = "1024", help_heading = "Measurement")]
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_WIDTH>, default_value = "1024", help_heading = "Measurement")]
     pub width: usize,
     /// Rounds that count; one more warms up
-    #[arg(long, value_name = "N", value_parser = positive, default_value = "5", help_heading = "Measurement")]
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_ROUNDS>, default_value = "5", help_heading = "Measurement")]
     pub rounds: usize,
     /// Number formats, such as int4-g64,int8,bf16
     #[arg(
@@ -244,13 +249,18 @@ pub struct CompletionsArgs {
 /// # Errors
 /// Wrong usage; also `--help` and `--version`, which clap gives as errors.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<(Command, ArgMatches), clap::Error> {
-    let matches = Cli::command().try_get_matches_from(words)?;
+    let matches = under_one_name(Cli::command()).try_get_matches_from(words)?;
     let cli = Cli::from_arg_matches(&matches)?;
     let mut innermost = &matches;
     while let Some((_, inner)) = innermost.subcommand() {
         innermost = inner;
     }
     Ok((cli.command, innermost.clone()))
+}
+
+/// `metaltail run --version` tells the program's version, not that of some `metaltail-run`.
+fn under_one_name(command: clap::Command) -> clap::Command {
+    command.display_name("metaltail").mut_subcommands(under_one_name)
 }
 
 #[cfg(test)]

@@ -2,9 +2,11 @@
 
 use std::error::Error;
 use std::ffi::OsStr;
-use std::io::{self, Write};
 
 use serde_json::{Value, json};
+
+use crate::output::{self, Lost};
+use crate::settings::on_off;
 
 /// Why the program did not do what was asked, by exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,14 +56,24 @@ pub struct Failure {
     pub message: String,
     /// Why, outermost first.
     pub causes: Vec<String>,
-    /// Whether all that there is to say was said already.
-    silent: bool,
+    channel: Channel,
+}
+
+/// Where a failure is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Channel {
+    /// Words on standard error, JSON on standard output.
+    Usual,
+    /// Standard error, since standard output is what failed.
+    Stderr,
+    /// Nowhere: all that there is to say was said already.
+    Silent,
 }
 
 impl Failure {
     /// A failure in words, without a cause.
     pub fn new(kind: Kind, message: impl Into<String>) -> Failure {
-        Failure { kind, message: message.into(), causes: Vec::new(), silent: false }
+        Failure { kind, message: message.into(), causes: Vec::new(), channel: Channel::Usual }
     }
 
     /// A failure by an error, whose sources become the causes. A source that its error repeats word
@@ -77,12 +89,17 @@ impl Failure {
             }
             next = cause.source();
         }
-        Failure { kind, message, causes, silent: false }
+        Failure { kind, message, causes, channel: Channel::Usual }
     }
 
     /// Only an exit code: the command has printed its result, which says how it ended.
     pub fn silent(kind: Kind) -> Failure {
-        Failure { kind, message: String::new(), causes: Vec::new(), silent: true }
+        Failure { kind, message: String::new(), causes: Vec::new(), channel: Channel::Silent }
+    }
+
+    /// The same failure, told on standard error whatever was asked for.
+    pub fn without_stdout(self) -> Failure {
+        Failure { channel: Channel::Stderr, ..self }
     }
 
     /// The JSON object of this failure.
@@ -91,35 +108,24 @@ impl Failure {
     }
 
     /// Prints the failure: words on standard error or, with `json`, one object on standard output.
+    /// An object that cannot be written there goes to standard error.
     pub fn print(&self, json: bool) {
-        if self.silent {
-            return;
-        }
-        // When even this cannot be written, the exit code is all that is left to say.
-        let _ = if json {
-            writeln!(io::stdout(), "{}", self.to_json())
-        } else {
-            io::stderr().write_all(self.to_words().as_bytes())
+        let object = || format!("{}\n", self.to_json());
+        let text = match (self.channel, json) {
+            (Channel::Silent, _) => return,
+            (Channel::Usual, true) => match output::show(&object()) {
+                Ok(()) | Err(Lost::ReaderGone) => return,
+                Err(Lost::Failed(_)) => object(),
+            },
+            (Channel::Stderr, true) => object(),
+            (_, false) => self.to_words(),
         };
+        output::notice(text.trim_end());
     }
 
     fn to_words(&self) -> String {
         let causes = self.causes.iter().map(|cause| format!("  because: {cause}\n"));
         format!("error: {}\n{}", self.message, causes.collect::<String>())
-    }
-}
-
-/// Prints to standard output. A reader that has gone away (`metaltail man | head`) is no failure.
-///
-/// # Errors
-/// Standard output cannot be written.
-pub fn print(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::from_error(Kind::Failed, &error))
-        }
-        _ => Ok(()),
     }
 }
 
@@ -129,7 +135,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Wrong usage, with clap's message.
 pub fn clap_outcome(error: &clap::Error) -> Result<(), Failure> {
     if !error.use_stderr() {
-        return print(&error.to_string());
+        return output::print(&error.to_string());
     }
     let text = error.to_string();
     let text = text.trim_end();
@@ -137,16 +143,16 @@ pub fn clap_outcome(error: &clap::Error) -> Result<(), Failure> {
 }
 
 /// Whether errors are to be JSON when the command line or the settings could not be understood:
-/// `--json` among the words before `--`, the last one counting, else `METALTAIL_JSON`.
+/// `--json` among the words before `--`, the last one that makes sense counting, else
+/// `METALTAIL_JSON`.
 pub fn json_wanted<'a>(words: impl Iterator<Item = &'a OsStr>, variable: Option<&OsStr>) -> bool {
-    let on = |text: &str| matches!(text.to_ascii_lowercase().as_str(), "on" | "true" | "1");
     let before_dashes = words.take_while(|word| *word != "--").filter_map(OsStr::to_str);
-    let given = before_dashes.filter_map(|word| match word.strip_prefix("--json") {
-        Some("") => Some(true),
-        Some(rest) => rest.strip_prefix('=').map(on),
-        None => None,
+    let given = before_dashes.filter_map(|word| match word.strip_prefix("--json")? {
+        "" => Some(true),
+        rest => on_off(rest.strip_prefix('=')?).ok(),
     });
-    given.last().unwrap_or_else(|| variable.and_then(OsStr::to_str).is_some_and(on))
+    let by_variable = || variable.and_then(OsStr::to_str).is_some_and(|text| on_off(text) == Ok(true));
+    given.last().unwrap_or_else(by_variable)
 }
 
 #[cfg(test)]
@@ -195,5 +201,6 @@ mod tests {
         assert!(!wanted(&["run", "--json=off"], Some("1")));
         assert!(!wanted(&["run", "--", "--json"], None));
         assert!(!wanted(&["run", "--jsonx"], None));
+        assert!(wanted(&["run", "--json", "--json=maybe"], None));
     }
 }

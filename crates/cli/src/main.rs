@@ -11,8 +11,10 @@ mod answer;
 mod args;
 mod commands;
 mod exit;
+mod input;
 mod interrupt;
 mod opened;
+mod output;
 mod progress;
 mod report;
 mod runtime;
@@ -29,7 +31,7 @@ fn main() -> ExitCode {
     let environment = Environment::of_process();
     let mut json =
         exit::json_wanted(words.iter().skip(1).map(OsString::as_os_str), environment.get("METALTAIL_JSON"));
-    match start(words, &environment, &mut json) {
+    match interrupt::install(json).and_then(|()| start(words, &environment, &mut json)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print(json);
@@ -54,6 +56,7 @@ fn start(words: Vec<OsString>, environment: &Environment, json: &mut bool) -> Re
     let file = ConfigFile::find(environment, Path::new("")).map_err(usage)?;
     let settings = Settings::resolve(&matches, environment, file.as_ref()).map_err(usage)?;
     *json = settings.json();
+    interrupt::tell_as_json(*json);
     dispatch(&command, &settings)
 }
 

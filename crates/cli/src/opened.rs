@@ -7,7 +7,7 @@ use metaltail_container::{Checkpoint, Inventory};
 use metaltail_model::Plan;
 
 use crate::exit::{Failure, Kind};
-use crate::runtime::model_dir;
+use crate::runtime::{container_kind, model_dir};
 use crate::settings::Settings;
 
 /// A model directory with its plan; no tensor was read.
@@ -24,14 +24,19 @@ impl Opened {
     /// Opens a directory and derives its plan.
     ///
     /// # Errors
-    /// A model that is missing, damaged or of a family that is not supported: [`Kind::Model`].
+    /// A model that is missing, damaged or of a family that is not supported, or that cannot be read.
     pub fn at(dir: &Path) -> Result<Opened, Failure> {
-        let refuse = |error: &(dyn std::error::Error + 'static)| Failure::from_error(Kind::Model, error);
-        let checkpoint = Checkpoint::open(dir).map_err(|error| refuse(&error))?;
-        let plan = Plan::from_config(checkpoint.config()).map_err(|error| refuse(&error))?;
+        let checkpoint = Checkpoint::open(dir).map_err(|error| refused(&error))?;
+        let plan = Plan::from_config(checkpoint.config())
+            .map_err(|error| Failure::from_error(Kind::Model, &error))?;
         let inventory = plan.inventory();
         Ok(Opened { checkpoint, plan, inventory })
     }
+}
+
+/// The refusal of a model's files.
+pub fn refused(error: &metaltail_container::Error) -> Failure {
+    Failure::from_error(container_kind(error), error)
 }
 
 /// The path that a command was given by position, else what `--model` says, else the demo model.
@@ -48,7 +53,8 @@ pub fn chosen(positional: Option<&PathBuf>, settings: &Settings) -> Result<PathB
 /// How an error of writing a container ends the program.
 pub fn write_failure(error: &WriteError) -> Failure {
     let kind = match error {
-        WriteError::Source(_) | WriteError::Damaged { .. } | WriteError::Overflow { .. } => Kind::Model,
+        WriteError::Source(error) => container_kind(error),
+        WriteError::Damaged { .. } | WriteError::Overflow { .. } => Kind::Model,
         // Numbers of the source that the format cannot hold: the source is at fault.
         WriteError::Quantise { .. } => Kind::Model,
         WriteError::Layout { .. }

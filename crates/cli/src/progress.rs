@@ -1,9 +1,9 @@
-//! Progress bars and notices: everything that is neither result nor error.
+//! Progress bars.
 //!
 //! Standard output belongs to the result. Bars are drawn on standard error, and only where that is
 //! a terminal and people read it: a log file or a program that asked for JSON never sees one.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -64,10 +64,4 @@ impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
-}
-
-/// Tells something on standard error.
-pub fn notice(text: &str) {
-    // A closed standard error leaves no one to tell.
-    let _ = writeln!(io::stderr().lock(), "{text}");
 }

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use metaltail_engine::Engine;
 use metaltail_engine::sampler::Sampling;
 use metaltail_engine::telemetry::{Figures, PhaseFigures};
+use metaltail_engine::{Engine, Resolved};
 use serde_json::{Map, Value, json};
 
 use crate::settings::Settings;
@@ -154,7 +154,7 @@ impl Report<'_> {
     /// Settings as they were resolved, by flag name with underscores.
     fn config(&self) -> Value {
         let mut config = self.settings.config();
-        if let Ok(Value::Object(resolved)) = serde_json::to_value(self.engine.resolved()) {
+        if let Value::Object(resolved) = resolved_json(self.engine.resolved()) {
             config.extend(resolved);
         }
         if let Some(sampling) = self.sampling {
@@ -256,6 +256,12 @@ impl Report<'_> {
             ),
         );
     }
+}
+
+/// Resolved settings as JSON, which is text where a path need not be.
+pub fn resolved_json(resolved: &Resolved) -> Value {
+    let model = resolved.model.to_string_lossy().into_owned().into();
+    json!(Resolved { model, ..resolved.clone() })
 }
 
 fn push(out: &mut String, name: &str, line: &str) {

@@ -1,6 +1,6 @@
 //! From settings to a loaded model with its text parts.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use metaltail_engine::sampler::Sampling;
@@ -12,6 +12,7 @@ use metaltail_store::StoreError;
 use serde_json::Value;
 
 use crate::exit::{Failure, Kind};
+use crate::output::notice;
 use crate::progress::Bar;
 use crate::settings::{self, Settings};
 
@@ -38,7 +39,7 @@ struct Notices;
 impl Listener for Notices {
     fn on_event(&self, event: &Event<'_>) {
         if let Event::Notice(text) = event {
-            eprintln!("note: {text}");
+            notice(&format!("note: {text}"));
         }
     }
 }
@@ -64,6 +65,9 @@ impl Runtime {
             true => Some(Tokenizer::from_dir(&dir).map_err(|error| text_failure(&error))?),
             false => None,
         };
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.check_vocab(engine.plan().vocab).map_err(|error| text_failure(&error))?;
+        }
         let template = ChatTemplate::from_dir(&dir).map_err(|error| text_failure(&error))?;
         let checkpoint = engine.checkpoint();
         let config = checkpoint.config().as_object().cloned().unwrap_or_default();
@@ -73,8 +77,8 @@ impl Runtime {
         let sampling = sampling(settings, generation, seed);
         sampling.validate().map_err(|error| Failure::from_error(Kind::Usage, &error))?;
         if settings.verbose() {
-            eprintln!("{}", engine.budget());
-            eprintln!("reads: {}", engine.store().io_mode().reason);
+            notice(&engine.budget().to_string());
+            notice(&format!("reads: {}", engine.store().io_mode().reason));
         }
         Ok(Runtime { engine, tokenizer, template, stop_ids, sampling })
     }
@@ -164,11 +168,13 @@ fn sampling(settings: &Settings, generation: Option<&Value>, seed: u64) -> Sampl
 /// The exit that an engine's error means.
 pub fn failure(error: &EngineError) -> Failure {
     let kind = match error {
-        EngineError::Config(_) | EngineError::Container(_) => Kind::Model,
+        EngineError::Config(_) | EngineError::NotFinite { .. } => Kind::Model,
+        EngineError::Container(error) => container_kind(error),
         EngineError::Budget(_) => Kind::Budget,
         EngineError::Store(error) => store_kind(error),
         EngineError::Model(error) => match error {
-            ModelError::Config(_) | ModelError::Container(_) | ModelError::Layout(_) => Kind::Model,
+            ModelError::Config(_) | ModelError::Layout(_) => Kind::Model,
+            ModelError::Container(error) => container_kind(error),
             ModelError::Store(error) => store_kind(error),
             ModelError::TokenOutOfRange { .. } => Kind::Usage,
             ModelError::Cancelled => Kind::Interrupted,
@@ -182,6 +188,12 @@ pub fn failure(error: &EngineError) -> Failure {
         _ => Kind::Failed,
     };
     Failure::from_error(kind, error)
+}
+
+/// The exit that an error of the model's files means: the files are at fault, unless the machine
+/// lacked what reading them takes.
+pub fn container_kind(error: &metaltail_container::Error) -> Kind {
+    if error.is_io() { Kind::Failed } else { Kind::Model }
 }
 
 fn store_kind(error: &StoreError) -> Kind {
@@ -199,18 +211,6 @@ pub fn text_failure(error: &TextError) -> Failure {
         _ => Kind::Model,
     };
     Failure::from_error(kind, error)
-}
-
-/// Reads a JSON file of ids.
-///
-/// # Errors
-/// A file that cannot be read or has another form.
-pub fn read_ids<T: serde::de::DeserializeOwned>(path: &Path, form: &str) -> Result<T, Failure> {
-    let wrong = |reason: String| {
-        Failure::new(Kind::Usage, format!("{} is not a file with {form}: {reason}", path.display()))
-    };
-    let bytes = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
-    serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))
 }
 
 /// A seed that nobody knows beforehand.

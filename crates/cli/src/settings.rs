@@ -20,7 +20,7 @@ mod parse;
 pub use environment::Environment;
 pub use file::ConfigFile;
 pub use flags::{Direct, Flags, ModelFlags, OutputFlags};
-pub use parse::{positive, size};
+pub use parse::{on_off, size, whole};
 
 /// Where a setting's value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -129,6 +129,19 @@ fn a_question_that_fails_is_taken_back_and_the_session_goes_on() {
 }
 
 #[test]
+fn a_line_that_is_no_text_is_told_and_the_conversation_goes_on() {
+    let model = demo();
+    let output = program::program(&model)
+        .args(["chat", "--model", model.to_str().unwrap()])
+        .write_stdin(&b"hello \xff\n/nonsense\n"[..])
+        .output()
+        .unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stdout}");
+    assert!(stdout.contains("not UTF-8") && stdout.contains("/nonsense"), "{stdout}");
+}
+
+#[test]
 fn a_seed_is_reported_and_its_answers_can_be_had_again() {
     let dir = tempfile::tempdir().unwrap();
     let answers = |seed: &str| {

@@ -96,6 +96,34 @@ fn numerics_take_ids_from_a_file() {
     fs::write(dir.path().join("ids.json"), r#"{"ids": [1]}"#).unwrap();
     let refused = run(dir.path(), line).expect(2);
     assert!(refused.error().contains("sequences"), "{}", refused.stdout);
+    fs::write(dir.path().join("ids.json"), r#"{"sequences": [[1, 2], []]}"#).unwrap();
+    let refused = run(dir.path(), line).expect(2);
+    assert!(refused.error().contains("sequence 1 has no ids"), "{}", refused.stdout);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_path_that_is_no_text_is_shown_as_well_as_can_be() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tiny("slab");
+    let name = std::ffi::OsStr::from_bytes(b"model\xff");
+    fs::rename(dir.path().join("model"), dir.path().join(name)).unwrap();
+    let said = |args: &[&str]| -> Value {
+        let output = program::program(dir.path())
+            .arg(args[0])
+            .arg("--json")
+            .args(&args[1..])
+            .arg(name)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let lossy = "model\u{fffd}";
+    assert_eq!(said(&["inspect"])["dir"], lossy);
+    assert_eq!(said(&["plan"])["model"], lossy);
+    let config = said(&["run", "hello", "--max-tokens", "1", "--model"])["stats"]["config"].clone();
+    assert_eq!((&config["model"], &config["container"]), (&lossy.into(), &"slab".into()));
 }
 
 #[test]

@@ -9,8 +9,9 @@ mod program;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use models::{count, demo, ids, ids_file, seeded_ids, without_stops};
@@ -30,7 +31,7 @@ fn start(dir: &Path, line: &str) -> Child {
         .unwrap()
 }
 
-/// Waits until the program takes SIGINT itself, which it does once the model is loaded.
+/// Waits until the program takes SIGINT itself, which it does before anything else.
 fn listens(child: &mut Child) {
     let path = format!("/proc/{}/status", child.id());
     until(child, || {
@@ -41,16 +42,25 @@ fn listens(child: &mut Child) {
     });
 }
 
-/// Waits until the program has used `ticks` hundredths of a second of processor time.
-fn works(child: &mut Child, ticks: u64) {
+/// Waits until the model of a program that was started with `-v` is loaded and the program has used
+/// `ticks` hundredths of a second of processor time since. The result keeps standard error open.
+fn works(child: &mut Child, ticks: u64) -> BufReader<ChildStderr> {
+    let mut told = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("reads: ") {
+        line.clear();
+        assert!(told.read_line(&mut line).unwrap() > 0, "it ended before the model was loaded");
+    }
     let path = format!("/proc/{}/stat", child.id());
-    until(child, || {
+    let used = || {
         let stat = fs::read_to_string(&path).unwrap_or_default();
         // The name may hold blanks; behind its bracket, user time is the twelfth field.
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let user = fields.split_whitespace().nth(11).and_then(|field| field.parse::<u64>().ok());
-        user.is_some_and(|user| user >= ticks)
-    });
+        fields.split_whitespace().nth(11).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let before = used();
+    until(child, || used() >= before + ticks);
+    told
 }
 
 fn until(child: &mut Child, mut reached: impl FnMut() -> bool) {
@@ -61,9 +71,13 @@ fn until(child: &mut Child, mut reached: impl FnMut() -> bool) {
 }
 
 fn interrupt(child: &Child) {
+    signal(child, libc::SIGINT);
+}
+
+fn signal(child: &Child, number: i32) {
     let pid = i32::try_from(child.id()).unwrap();
     // SAFETY: a signal to a child that was not waited for, so the number is still its own.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
+    assert_eq!(unsafe { libc::kill(pid, number) }, 0);
 }
 
 /// The exit code and what was printed.
@@ -85,9 +99,8 @@ fn in_the_answer_it_prints_what_it_has() {
     let dir = slow();
     without_stops(&dir.path().join("model"));
     ids_file(dir.path(), &[1, 2, 3]);
-    let mut child = start(dir.path(), "run --json --model model --ids ids.json --temperature 1");
-    listens(&mut child);
-    works(&mut child, 60);
+    let mut child = start(dir.path(), "run -v --json --model model --ids ids.json --temperature 1");
+    let _told = works(&mut child, 60);
     interrupt(&child);
     let (code, stdout, _) = ended(child);
     assert_eq!(code, Some(130), "{stdout}");
@@ -103,9 +116,9 @@ fn in_the_answer_it_prints_what_it_has() {
 fn in_the_prompt_it_ends_before_any_token() {
     let dir = tempfile::tempdir().unwrap();
     ids_file(dir.path(), &seeded_ids(4000, 8000));
-    let line = format!("run --json --model {} --ids ids.json --prefill-chunk 4000", demo().display());
+    let line = format!("run -v --json --model {} --ids ids.json --prefill-chunk 4000", demo().display());
     let mut child = start(dir.path(), &line);
-    listens(&mut child);
+    let _told = works(&mut child, 5);
     interrupt(&child);
     let (code, stdout, _) = ended(child);
     assert_eq!(code, Some(130), "{stdout}");
@@ -148,12 +161,12 @@ fn a_reader_that_goes_away_ends_the_answer() {
 fn the_second_one_ends_it_at_once() {
     let dir = tempfile::tempdir().unwrap();
     ids_file(dir.path(), &seeded_ids(4000, 8000));
-    let mut child = start(dir.path(), &format!("run --json --model {} --ids ids.json", demo().display()));
+    let mut child = start(dir.path(), &format!("run -v --json --model {} --ids ids.json", demo().display()));
     let out = child.stdout.as_ref().unwrap().as_raw_fd();
     // SAFETY: the descriptor is open as long as the child's handle; a smaller pipe loses nothing.
     // What the program has to say after the first signal does not fit, so it stands still there.
     assert!(unsafe { libc::fcntl(out, libc::F_SETPIPE_SZ, 4096) } > 0);
-    listens(&mut child);
+    let _told = works(&mut child, 5);
     interrupt(&child);
     until(&mut child, || {
         let mut waiting = 0;
@@ -174,14 +187,60 @@ fn a_score_ends_with_an_error_that_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let sequences = serde_json::json!({"sequences": [seeded_ids(4000, 8000)]});
     fs::write(dir.path().join("s.json"), sequences.to_string()).unwrap();
-    let line = format!("score --json --model {} --ids s.json", demo().display());
+    let line = format!("score -v --json --model {} --ids s.json", demo().display());
     let mut child = start(dir.path(), &line);
-    listens(&mut child);
+    let _told = works(&mut child, 5);
     interrupt(&child);
     let (code, stdout, _) = ended(child);
     assert_eq!(code, Some(130), "{stdout}");
     let error: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(error["error"]["kind"], "interrupted");
+}
+
+/// A measurement that would take days.
+const ENDLESS: &str = "bench kernels --hidden 64 --width 64 --working-set 1M --format int8 --rounds 1000000";
+
+#[test]
+fn where_no_one_listens_it_ends_at_once_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = demo();
+    let waiting = format!("run --model {}", model.display());
+    for line in [ENDLESS, &waiting] {
+        let mut child = start(dir.path(), &format!("{line} --json"));
+        let keep_open = child.stdin.take();
+        listens(&mut child);
+        interrupt(&child);
+        let (code, stdout, stderr) = ended(child);
+        assert_eq!(code, Some(130), "{line}: {stdout} {stderr}");
+        let error: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(error["error"]["kind"], "interrupted", "{line}");
+
+        let mut child = start(dir.path(), line);
+        let keep_open = (keep_open, child.stdin.take());
+        listens(&mut child);
+        interrupt(&child);
+        let (code, stdout, stderr) = ended(child);
+        assert_eq!((code, stdout.as_str()), (Some(130), ""), "{line}");
+        assert!(stderr.contains("error: interrupted"), "{line}: {stderr}");
+        drop(keep_open);
+    }
+}
+
+#[test]
+fn a_chat_that_waits_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = format!("chat -v --model {}", demo().display());
+    for (number, code) in [(libc::SIGINT, Some(130)), (libc::SIGTERM, None)] {
+        let mut child = start(dir.path(), &line);
+        let keep_open = child.stdin.take();
+        let told = works(&mut child, 0);
+        assert!(told.lines().any(|line| line.unwrap().contains("/help lists the commands")));
+        signal(&child, number);
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), code);
+        assert_eq!(status.signal(), code.is_none().then_some(libc::SIGTERM));
+        drop(keep_open);
+    }
 }
 
 #[test]

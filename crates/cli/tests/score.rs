@@ -121,10 +121,10 @@ fn what_cannot_be_scored_is_wrong_usage() {
     };
     refused(json!([[1, 2, 3]]), &["--logits", "0,3"], "position 3");
     refused(json!([[1, 2, 3], [1, 2, 3, 4]]), &["--logits", "3"], "position 3");
-    refused(json!([]), &["--logits", "0"], "position 0");
-    refused(json!([[1], []]), &[], "empty");
-    refused(json!([[1, 272]]), &[], "272");
-    refused(json!([seeded_ids(65, 200)]), &["--context", "64"], "65");
+    refused(json!([]), &["--logits", "0"], "the list of sequences is empty");
+    refused(json!([[1], []]), &[], "sequence 1 has no ids");
+    refused(json!([[1], [1, 272]]), &[], "sequence 1 has the id 272");
+    refused(json!([[1], seeded_ids(65, 200)]), &["--context", "64"], "sequence 1 has 65 ids");
     refused(json!("no"), &[], "sequences");
     refused(json!([[1]]), &["--logits", "x"], "--logits");
 }

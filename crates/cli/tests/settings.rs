@@ -114,6 +114,13 @@ fn a_value_is_parsed_whole_and_an_error_says_where_it_stands() {
         "--seed x",
         "--max-tokens -1",
         "--policy mru",
+        "--threads 1025",
+        "--threads 18446744073709551615",
+        "--loaders 257",
+        "--loaders 1000000000",
+        "--prefill-chunk 65537",
+        "--context 268435457",
+        "--cap 4294967296",
     ] {
         let refused = with(dir.path(), &[], flags).expect(2);
         let flag = flags.split(' ').next().unwrap();
@@ -123,6 +130,65 @@ fn a_value_is_parsed_whole_and_an_error_says_where_it_stands() {
     // What another program may have put there is refused, not read up to the first odd character.
     let refused = with(dir.path(), &[("METALTAIL_TEMPERATURE", "/tmp")], "").expect(2);
     assert!(refused.error().contains("METALTAIL_TEMPERATURE"), "{}", refused.stdout);
+}
+
+#[test]
+fn the_largest_numbers_of_each_range_work() {
+    let dir = tiny("slab");
+    // A thread is charged for its stack, and this many are too much for a small machine.
+    for flags in ["--threads 64", "--loaders 256", "--prefill-chunk 65536", "--cap 4294967295"] {
+        with(dir.path(), &[], flags).expect(0);
+    }
+    let unlimited = u64::MAX;
+    with(dir.path(), &[], &format!("--top-k {unlimited} --seed {unlimited} --temperature 1")).expect(0);
+}
+
+#[test]
+fn every_command_tells_the_programs_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = |line: &str| run(dir.path(), line).expect(0).stdout;
+    let version = told("--version");
+    assert!(version.starts_with("metaltail "), "{version}");
+    for line in ["run --version", "bench --version", "bench kernels --version"] {
+        assert_eq!(told(line), version, "{line}");
+    }
+}
+
+#[test]
+fn json_that_was_asked_for_once_is_what_errors_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = run(dir.path(), "run hello --json --json=maybe").expect(2);
+    assert_eq!(refused.json()["error"]["kind"], "usage");
+}
+
+#[test]
+fn what_has_no_end_and_what_no_one_writes_is_refused() {
+    let dir = tiny("slab");
+    let pipe = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for file in ["pipe", "/dev/zero", "."] {
+        let refused = run(dir.path(), &format!("run --json --model model --ids {file}")).expect(2);
+        assert!(refused.error().contains("regular file"), "{file}: {}", refused.stdout);
+        let refused = run(dir.path(), &format!("score --json --model model --ids {file}")).expect(2);
+        assert!(refused.error().contains("regular file"), "{file}: {}", refused.stdout);
+        let refused = with(dir.path(), &[("METALTAIL_CONFIG", file)], "").expect(2);
+        assert!(refused.error().contains("regular file"), "{file}: {}", refused.stdout);
+    }
+    for (line, part) in [("run --json --model model", "longer than"), ("chat --model model", "longer than")] {
+        let endless = fs::File::open("/dev/zero").unwrap();
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_metaltail"))
+            .args(line.split(' '))
+            .env_clear()
+            .current_dir(dir.path())
+            .stdin(endless)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
+        let told = [output.stdout, output.stderr].concat();
+        assert!(String::from_utf8_lossy(&told).contains(part), "{line}");
+    }
+    fs::rename(&pipe, dir.path().join("metaltail.toml")).unwrap();
+    with(dir.path(), &[], "").expect(2);
 }
 
 #[test]
@@ -259,6 +325,17 @@ fn a_damaged_config_is_refused_by_name() {
         config.as_object_mut().unwrap().remove("hidden_size");
     });
     refused("hidden_size");
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_refused_before_it_is_used() {
+    let dir = tiny("slab");
+    program::edit_json(&dir.path().join("model/tokenizer.json"), |tokenizer| {
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        vocab.values_mut().for_each(|id| *id = (id.as_u64().unwrap() + 1000).into());
+    });
+    let refused = with(dir.path(), &[], "").expect(3);
+    assert_eq!(refused.json()["error"]["kind"], "model", "{}", refused.stdout);
 }
 
 #[test]

@@ -10,13 +10,15 @@ use metaltail_engine::telemetry::Telemetry;
 use metaltail_engine::{Engine, Resolved};
 use metaltail_kernels::default_threads;
 use metaltail_model::expert_places;
+use metaltail_quant::MatrixLayout;
 use metaltail_store::Machine;
 use serde_json::{Value, json};
 
 use crate::args::BenchKernelsArgs;
-use crate::exit::{self, Failure, Kind};
+use crate::exit::{Failure, Kind};
+use crate::output;
 use crate::progress::Bar;
-use crate::report::bytes as size;
+use crate::report::{bytes as size, resolved_json};
 use crate::runtime::{engine_options, failure};
 use crate::settings::{Origin, Settings};
 use crate::token_cost::TokenCost;
@@ -34,11 +36,14 @@ const TOKENS: usize = 64;
 /// # Errors
 /// Shapes without a layout, too little memory, a model that is refused.
 pub fn execute(args: &BenchKernelsArgs, settings: &Settings) -> Result<(), Failure> {
-    let report = measure_kernels(args, settings)?;
+    let options = kernel_options(args, settings)?;
+    // The model comes first: whatever refuses it does so before anything was measured, and it is
+    // gone from memory when the kernels have their turn.
     let decode = match &settings.input.model {
         Some(dir) => Some(measure_model(dir, args.rounds, settings)?),
         None => None,
     };
+    let report = measure_kernels(&options, settings.json())?;
     if settings.json() {
         let object = json!({
             "report": report,
@@ -54,17 +59,18 @@ pub fn execute(args: &BenchKernelsArgs, settings: &Settings) -> Result<(), Failu
                 "threads": report.threads,
             },
         });
-        return exit::print(&format!("{object}\n"));
+        return output::print(&format!("{object}\n"));
     }
     let mut text = unoptimised().map_or(String::new(), |text| format!("note: {text}\n"));
     text.push_str(&kernel_words(&report));
     if let Some(measured) = &decode {
         text.push_str(&measured.to_words());
     }
-    exit::print(&text)
+    output::print(&text)
 }
 
-fn measure_kernels(args: &BenchKernelsArgs, settings: &Settings) -> Result<KernelReport, Failure> {
+/// What the kernels are measured with, refused here where it cannot be.
+fn kernel_options(args: &BenchKernelsArgs, settings: &Settings) -> Result<KernelOptions, Failure> {
     // A top-k that some file or variable sets is for sampling; only the flag is this command's.
     let given = settings.top_k.filter(|_| settings.origin("top_k") == Origin::Flag);
     let top_k = given.unwrap_or(TOP_K);
@@ -72,7 +78,13 @@ fn measure_kernels(args: &BenchKernelsArgs, settings: &Settings) -> Result<Kerne
         return Err(Failure::new(Kind::Usage, "--top-k 0 computes nothing: use at least 1"));
     }
     refuse_large(args, top_k)?;
-    let options = KernelOptions {
+    for format in &args.formats {
+        for (rows, cols) in [(args.width, args.hidden), (args.hidden, args.width)] {
+            let refuse = |error| Failure::from_error(Kind::Usage, &error);
+            MatrixLayout::new(*format, rows, cols).map_err(refuse)?;
+        }
+    }
+    Ok(KernelOptions {
         hidden: args.hidden,
         width: args.width,
         top_k,
@@ -80,11 +92,14 @@ fn measure_kernels(args: &BenchKernelsArgs, settings: &Settings) -> Result<Kerne
         rounds: args.rounds,
         threads: settings.threads.unwrap_or_else(default_threads).max(1),
         formats: args.formats.clone(),
-    };
-    let rounds = (args.rounds as u64 + 1).saturating_mul(args.formats.len() as u64);
-    let bar = Bar::items("kernels", rounds, settings.json());
-    kernels::measure(&options, &mut |_| bar.advance(1)).ok_or_else(|| {
-        let shape = format!("--hidden {} --width {}", args.hidden, args.width);
+    })
+}
+
+fn measure_kernels(options: &KernelOptions, json: bool) -> Result<KernelReport, Failure> {
+    let rounds = (options.rounds as u64 + 1).saturating_mul(options.formats.len() as u64);
+    let bar = Bar::items("kernels", rounds, json);
+    kernels::measure(options, &mut |_| bar.advance(1)).ok_or_else(|| {
+        let shape = format!("--hidden {} --width {}", options.hidden, options.width);
         Failure::new(Kind::Usage, format!("{shape} cannot be stored in one of the formats asked for"))
     })
 }
@@ -159,7 +174,7 @@ impl Measured {
     fn to_json(&self) -> Value {
         let mut object = json!(self.report);
         object["resident"] = json!(self.resident());
-        object["config"] = json!(self.resolved);
+        object["config"] = resolved_json(&self.resolved);
         object
     }
 

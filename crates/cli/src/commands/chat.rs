@@ -1,11 +1,10 @@
 //! `metaltail chat`: a conversation in the terminal.
 
-use std::io::{IsTerminal, Write, stdin, stdout};
+use std::io::{IsTerminal, stdin};
 use std::path::PathBuf;
 
 use metaltail_engine::sampler::Sampling;
-use metaltail_engine::{Finish, GenerateOptions, Session};
-use metaltail_model::CancelFlag;
+use metaltail_engine::{Finish, Flow, GenerateOptions, Session};
 use metaltail_model::text::{ChatTemplate, Tokenizer, message};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -14,7 +13,9 @@ use serde_json::{Map, Value, json};
 use crate::answer::Answer;
 use crate::args::ChatArgs;
 use crate::exit::{Failure, Kind};
-use crate::interrupt;
+use crate::input::{TEXT_CAP, read_line, too_long};
+use crate::interrupt::{self, Listening};
+use crate::output::{Lost, notice, show};
 use crate::report::{Report, drive_bytes};
 use crate::runtime::{Runtime, drawn_seed, failure, text_failure};
 use crate::settings::Settings;
@@ -32,7 +33,29 @@ A line that ends with \\ goes on in the next. Ctrl-C stops an answer and keeps t
 enum Input {
     Text(String),
     Command(String, String),
+    /// A line that is no text.
+    Bytes,
     End,
+}
+
+/// Why a conversation cannot go on.
+enum Ending {
+    /// There is nowhere to write to.
+    Lost(Lost),
+    /// Something failed.
+    Failed(Failure),
+}
+
+impl From<Lost> for Ending {
+    fn from(lost: Lost) -> Ending {
+        Ending::Lost(lost)
+    }
+}
+
+impl From<Failure> for Ending {
+    fn from(failure: Failure) -> Ending {
+        Ending::Failed(failure)
+    }
 }
 
 /// One conversation.
@@ -59,7 +82,6 @@ pub fn execute(_args: &ChatArgs, settings: &Settings) -> Result<(), Failure> {
         return Err(Failure::new(Kind::Usage, reason));
     }
     let runtime = Runtime::open(settings, drawn_seed())?;
-    let cancel = interrupt::install()?;
     let template = runtime.template.as_ref().ok_or_else(|| {
         let reason = "the model has no chat template: use `run --raw`, which needs none";
         Failure::new(Kind::Model, reason)
@@ -75,19 +97,15 @@ pub fn execute(_args: &ChatArgs, settings: &Settings) -> Result<(), Failure> {
         turns: Vec::new(),
         drive_before: drive_bytes(),
     };
-    eprintln!("{} – /help lists the commands, seed {}", runtime.engine.plan().family, runtime.sampling.seed);
-    let mut lines = Lines::new()?;
-    loop {
-        match lines.next(cancel)? {
-            Input::End => return Ok(()),
-            Input::Command(name, rest) if name == "quit" || name == "exit" => {
-                let _ = rest;
-                return Ok(());
-            }
-            Input::Command(name, rest) => chat.command(&name, rest.trim()),
-            Input::Text(text) if text.trim().is_empty() => {}
-            Input::Text(text) => chat.turn(text, cancel),
-        }
+    notice(&format!(
+        "{} – /help lists the commands, seed {}",
+        runtime.engine.plan().family,
+        runtime.sampling.seed
+    ));
+    match chat.converse() {
+        Ok(()) => Ok(()),
+        Err(Ending::Lost(lost)) => lost.outcome(),
+        Err(Ending::Failed(failure)) => Err(failure),
     }
 }
 
@@ -107,14 +125,17 @@ impl Lines {
     }
 
     /// The next input, continued lines joined. Ctrl-C on an empty line asks again.
-    fn next(&mut self, cancel: &CancelFlag) -> Result<Input, Failure> {
+    fn next(&mut self) -> Result<Input, Failure> {
         let mut text = String::new();
         loop {
             let prompt = if text.is_empty() { "> " } else { "… " };
             let Some(line) = self.line(prompt)? else {
                 return Ok(if text.is_empty() { Input::End } else { Input::Text(text) });
             };
-            cancel.reset();
+            let Ok(line) = String::from_utf8(line) else { return Ok(Input::Bytes) };
+            if (text.len() + line.len()) as u64 > TEXT_CAP {
+                return Err(too_long());
+            }
             match line.strip_suffix('\\') {
                 Some(part) => {
                     text.push_str(part);
@@ -139,45 +160,61 @@ impl Lines {
         })
     }
 
-    fn line(&mut self, prompt: &str) -> Result<Option<String>, Failure> {
+    fn line(&mut self, prompt: &str) -> Result<Option<Vec<u8>>, Failure> {
         match self {
-            Lines::Pipe => {
-                let mut line = String::new();
-                let read = stdin().read_line(&mut line);
-                let read = read.map_err(|error| Failure::from_error(Kind::Failed, &error))?;
-                let line = line.strip_suffix('\n').map(str::to_owned).unwrap_or(line);
-                Ok((read > 0).then_some(line))
+            Lines::Pipe => read_line(&mut stdin().lock()),
+            Lines::Editor(editor) => {
+                // The editor has the terminal in a state that must not be left behind.
+                let listening = interrupt::listen();
+                let line = editor.readline(prompt);
+                listening.reset();
+                match line {
+                    Ok(line) => Ok(Some(line.into_bytes())),
+                    Err(ReadlineError::Interrupted) => Ok(Some(Vec::new())),
+                    Err(ReadlineError::Eof) => Ok(None),
+                    Err(error) => Err(Failure::from_error(Kind::Failed, &error)),
+                }
             }
-            Lines::Editor(editor) => match editor.readline(prompt) {
-                Ok(line) => Ok(Some(line)),
-                Err(ReadlineError::Interrupted) => Ok(Some(String::new())),
-                Err(ReadlineError::Eof) => Ok(None),
-                Err(error) => Err(Failure::from_error(Kind::Failed, &error)),
-            },
         }
     }
 }
 
 impl Chat<'_> {
-    fn command(&mut self, name: &str, rest: &str) {
-        match name {
-            "help" => println!("{HELP}"),
+    /// Answers until the end of the input or `/quit`.
+    fn converse(&mut self) -> Result<(), Ending> {
+        let mut lines = Lines::new()?;
+        loop {
+            match lines.next()? {
+                Input::End => return Ok(()),
+                Input::Command(name, _) if name == "quit" || name == "exit" => return Ok(()),
+                Input::Command(name, rest) => self.command(&name, rest.trim())?,
+                Input::Bytes => show("(that line is not UTF-8, and nothing was made of it)\n")?,
+                Input::Text(text) if text.trim().is_empty() => {}
+                Input::Text(text) => self.turn(text)?,
+            }
+        }
+    }
+
+    fn command(&mut self, name: &str, rest: &str) -> Result<(), Lost> {
+        let reply = match name {
+            "help" => HELP.to_owned(),
             "reset" => {
                 self.turns.clear();
-                println!("(forgotten)");
+                "(forgotten)".to_owned()
             }
             "system" => {
                 self.turns.clear();
                 self.system = (!rest.is_empty()).then(|| rest.to_owned());
-                println!("(system prompt {})", if rest.is_empty() { "removed" } else { "set" });
+                format!("(system prompt {})", if rest.is_empty() { "removed" } else { "set" })
             }
-            "stats" => print!("{}", self.report().block()),
+            "stats" => self.report().block().trim_end().to_owned(),
             "save" => match self.save(rest) {
-                Ok(path) => println!("(saved to {})", path.display()),
-                Err(reason) => println!("(not saved: {reason})"),
+                Ok(path) => format!("(saved to {})", path.display()),
+                Err(reason) => format!("(not saved: {reason})"),
             },
-            other => println!("(there is no /{other}; /help lists the commands)"),
-        }
+            other => format!("(there is no /{other}; /help lists the commands)"),
+        };
+        show(&format!("{reply}\n"))
     }
 
     fn messages(&self) -> Vec<Value> {
@@ -207,30 +244,31 @@ impl Chat<'_> {
     }
 
     /// One question and its answer; whatever fails is told and the question is taken back.
-    fn turn(&mut self, text: String, cancel: &CancelFlag) {
+    fn turn(&mut self, text: String) -> Result<(), Lost> {
         self.turns.push(message("user", &text));
         self.runtime.engine.telemetry().reset();
         self.drive_before = drive_bytes();
-        match self.answer(cancel) {
-            Ok((answer, Finish::Cancelled)) => {
-                println!("\n(stopped)");
+        let cancel = interrupt::listen();
+        match self.answer(&cancel) {
+            Ok((answer, finish)) => {
                 self.turns.push(message("assistant", &answer));
+                show(if finish == Finish::Cancelled { "\n(stopped)\n" } else { "\n" })?;
             }
-            Ok((answer, _)) => {
-                println!();
-                self.turns.push(message("assistant", &answer));
-            }
-            Err(failure) => {
-                println!();
-                failure.print(false);
+            Err(Ending::Failed(failure)) => {
                 self.turns.pop();
+                show("\n")?;
+                failure.print(false);
             }
+            Err(Ending::Lost(lost)) => return Err(lost),
         }
+        // The answer that it was meant for has ended.
+        cancel.reset();
         // The next answer draws on: the same question twice may be answered differently.
         self.sampling.seed = self.sampling.seed.wrapping_add(1);
+        Ok(())
     }
 
-    fn answer(&mut self, cancel: &CancelFlag) -> Result<(String, Finish), Failure> {
+    fn answer(&mut self, cancel: &Listening) -> Result<(String, Finish), Ending> {
         let rendered = self
             .template
             .render(&self.messages(), true, &Map::new())
@@ -242,15 +280,16 @@ impl Chat<'_> {
             stop_ids: self.runtime.stop_ids.as_slice().to_vec(),
         };
         let mut answer = Answer::new(Some(self.tokenizer), self.settings.stop.clone())?;
-        let mut out = stdout().lock();
+        let mut shown = Ok(());
         let result = self.session.generate(&prompt, &options, cancel, &mut |id| {
             let flow = answer.take(id);
-            let _ = out.write_all(answer.fresh().as_bytes()).and_then(|()| out.flush());
-            flow
+            shown = show(answer.fresh());
+            if shown.is_ok() { flow } else { Flow::Stop }
         });
+        shown?;
         let generation = result.map_err(|error| failure(&error))?;
         answer.finish()?;
-        let _ = out.write_all(answer.fresh().as_bytes()).and_then(|()| out.flush());
+        show(answer.fresh())?;
         Ok((answer.text().unwrap_or_default().to_owned(), generation.finish))
     }
 }

@@ -3,7 +3,8 @@
 use clap::CommandFactory;
 
 use crate::args::{Cli, CompletionsArgs};
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
+use crate::output;
 
 /// Prints the script.
 ///
@@ -12,5 +13,5 @@ use crate::exit::{self, Failure};
 pub fn execute(args: &CompletionsArgs) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "metaltail", &mut script);
-    exit::print(&String::from_utf8_lossy(&script))
+    output::print(&String::from_utf8_lossy(&script))
 }

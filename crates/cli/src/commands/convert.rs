@@ -14,10 +14,11 @@ use metaltail_container::convert::{
 use serde_json::{Value, json};
 
 use crate::args::ConvertArgs;
-use crate::exit::{self, Failure, Kind};
+use crate::exit::{Failure, Kind};
 use crate::interrupt;
 use crate::opened::{Opened, write_failure};
-use crate::progress::{Bar, notice};
+use crate::output::{self, notice};
+use crate::progress::Bar;
 use crate::report::bytes as size;
 use crate::settings::Settings;
 use crate::words::{count, exact_size, shell_word};
@@ -41,7 +42,7 @@ pub fn execute(args: &ConvertArgs, settings: &Settings) -> Result<(), Failure> {
     notice(&prepared.to_words(&args.target));
     let report = write(args, &prepared, settings.json())?;
     if settings.json() {
-        return exit::print(&format!("{}\n", prepared.to_json(args, &report)));
+        return output::print(&format!("{}\n", prepared.to_json(args, &report)));
     }
     let target = shell_word(&args.target);
     let mut text = match &report {
@@ -58,7 +59,7 @@ pub fn execute(args: &ConvertArgs, settings: &Settings) -> Result<(), Failure> {
         count(report.files, "file"),
         exact_size(report.bytes)
     ));
-    exit::print(&text)
+    output::print(&text)
 }
 
 fn prepare(args: &ConvertArgs) -> Result<Prepared, Failure> {
@@ -86,7 +87,7 @@ fn prepare(args: &ConvertArgs) -> Result<Prepared, Failure> {
 }
 
 fn write(args: &ConvertArgs, prepared: &Prepared, json: bool) -> Result<ConvertReport, Failure> {
-    let interrupted = interrupt::install()?;
+    let interrupted = interrupt::listen();
     let bar = Bar::bytes("convert", prepared.plan.total_bytes(), json);
     let opened = &prepared.opened;
     let report =

@@ -13,8 +13,9 @@ use serde_json::{Value, json};
 use numerics::Numerics;
 
 use crate::args::InspectArgs;
-use crate::exit::{self, Failure, Kind};
-use crate::opened::{Opened, chosen};
+use crate::exit::{Failure, Kind};
+use crate::opened::{Opened, chosen, refused};
+use crate::output;
 use crate::progress::Bar;
 use crate::report::bytes as size;
 use crate::settings::Settings;
@@ -30,8 +31,7 @@ const LISTED: usize = 50;
 pub fn execute(args: &InspectArgs, settings: &Settings) -> Result<(), Failure> {
     let dir = chosen(args.dir.as_ref(), settings)?;
     let opened = Opened::at(&dir)?;
-    let report = inspect(&opened.checkpoint, &opened.inventory)
-        .map_err(|error| Failure::from_error(Kind::Model, &error))?;
+    let report = inspect(&opened.checkpoint, &opened.inventory).map_err(|error| refused(&error))?;
     let json = settings.json();
     let mut text = words(&report, &opened.plan);
     let verification = match args.verify {
@@ -43,7 +43,7 @@ pub fn execute(args: &InspectArgs, settings: &Settings) -> Result<(), Failure> {
         if !verification.damage.is_empty() {
             // The report stands above the error for people; a program gets the error alone.
             if !json {
-                exit::print(&text)?;
+                output::print(&text)?;
             }
             return Err(damaged(&dir, &verification.damage));
         }
@@ -55,7 +55,7 @@ pub fn execute(args: &InspectArgs, settings: &Settings) -> Result<(), Failure> {
     };
     if json {
         let object = to_json(&report, &opened.plan, verification.as_ref(), numerics.as_ref())?;
-        return exit::print(&format!("{object}\n"));
+        return output::print(&format!("{object}\n"));
     }
     text.push_str(&match &numerics {
         Some(numerics) => numerics.to_words(),
@@ -64,7 +64,7 @@ pub fn execute(args: &InspectArgs, settings: &Settings) -> Result<(), Failure> {
             shell_word(&dir)
         ),
     });
-    exit::print(&text)
+    output::print(&text)
 }
 
 fn verified(opened: &Opened, json: bool) -> Result<Verification, Failure> {
@@ -73,7 +73,7 @@ fn verified(opened: &Opened, json: bool) -> Result<Verification, Failure> {
         bar.set_length(progress.total);
         bar.set_position(progress.bytes);
     });
-    found.map_err(|error| Failure::from_error(Kind::Model, &error))
+    found.map_err(|error| refused(&error))
 }
 
 /// The refusal of a damaged directory, each place by name.
@@ -110,8 +110,10 @@ fn to_json(
     verification: Option<&Verification>,
     numerics: Option<&Numerics>,
 ) -> Result<Value, Failure> {
+    // JSON is text, and a path need not be.
+    let report = Report { dir: report.dir.to_string_lossy().into_owned().into(), ..report.clone() };
     let mut object =
-        serde_json::to_value(report).map_err(|error| Failure::from_error(Kind::Failed, &error))?;
+        serde_json::to_value(&report).map_err(|error| Failure::from_error(Kind::Failed, &error))?;
     object["architecture"] = architecture(plan);
     object["verification"] = json!(verification);
     object["numerics"] = json!(numerics);

@@ -4,7 +4,8 @@ use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 
 use crate::args::Cli;
-use crate::exit::{self, Failure, Kind};
+use crate::exit::{Failure, Kind};
+use crate::output;
 
 /// Prints the page in roff: the program, then each command with its own options.
 ///
@@ -13,7 +14,7 @@ use crate::exit::{self, Failure, Kind};
 pub fn execute() -> Result<(), Failure> {
     let mut page = Vec::new();
     render(&mut page).map_err(|error| Failure::from_error(Kind::Failed, &error))?;
-    exit::print(&String::from_utf8_lossy(&page))
+    output::print(&String::from_utf8_lossy(&page))
 }
 
 fn render(page: &mut Vec<u8>) -> std::io::Result<()> {

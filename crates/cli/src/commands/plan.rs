@@ -18,8 +18,9 @@ use drive::DriveProbe;
 use model::Planned;
 
 use crate::args::PlanArgs;
-use crate::exit::{self, Failure, Kind};
+use crate::exit::{Failure, Kind};
 use crate::opened::chosen;
+use crate::output;
 use crate::report::bytes as size;
 use crate::runtime::failure;
 use crate::settings::Settings;
@@ -55,8 +56,8 @@ pub fn execute(args: &PlanArgs, settings: &Settings) -> Result<(), Failure> {
     let planned = Planned::at(&path)?;
     let report = Report::new(planned, threads, settings)?;
     match settings.json() {
-        true => exit::print(&format!("{}\n", report.to_json())),
-        false => exit::print(&report.to_words()),
+        true => output::print(&format!("{}\n", report.to_json())),
+        false => output::print(&report.to_words()),
     }
 }
 

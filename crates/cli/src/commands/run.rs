@@ -1,6 +1,6 @@
 //! `metaltail run`: one prompt, one answer, figures after it.
 
-use std::io::{IsTerminal, Read, Write, stdin, stdout};
+use std::io::{IsTerminal, stdin};
 
 use metaltail_engine::{Finish, GenerateOptions, Session};
 use metaltail_model::text::message;
@@ -9,10 +9,12 @@ use serde_json::{Map, json};
 
 use crate::answer::Answer;
 use crate::args::RunArgs;
-use crate::exit::{Failure, Kind, print};
+use crate::exit::{Failure, Kind};
+use crate::input::{read_ids, read_prompt};
 use crate::interrupt;
+use crate::output::{Lost, notice, print, show};
 use crate::report::{Report, drive_bytes};
-use crate::runtime::{Runtime, failure, read_ids, text_failure};
+use crate::runtime::{Runtime, failure, text_failure};
 use crate::settings::Settings;
 
 /// Form of an `--ids` file.
@@ -36,7 +38,6 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
     let prompt = prompt(args)?;
     let runtime = Runtime::open(settings, 0)?;
     let prompt_ids = prompt_ids(&runtime, prompt, args.raw)?;
-    let cancel = interrupt::install()?;
     let json = settings.json();
     let mut answer = Answer::new(runtime.tokenizer.as_ref(), settings.stop.clone())?;
     let options = GenerateOptions {
@@ -46,23 +47,29 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
     };
     let before = drive_bytes();
     let mut session = Session::new(&runtime.engine);
-    let mut out = stdout().lock();
-    let result = session.generate(&prompt_ids, &options, cancel, &mut |id| {
+    let cancel = interrupt::listen();
+    let mut shown = Ok(());
+    let result = session.generate(&prompt_ids, &options, &cancel, &mut |id| {
         let flow = answer.take(id);
-        if !json && show(&mut out, answer.fresh()).is_err() {
-            // Nobody reads on, as behind `| head`: what is still to come would be for nothing.
-            cancel.cancel();
+        if !json && shown.is_ok() {
+            shown = show(answer.fresh());
+            if shown.is_err() {
+                // Nobody reads on, as behind `| head`: what is still to come would be for nothing.
+                cancel.cancel();
+            }
         }
         flow
     });
+    if let Err(Lost::Failed(error)) = shown {
+        return Lost::Failed(error).outcome();
+    }
     let generation = result.map_err(|error| failure(&error))?;
     answer.finish()?;
     if !json {
         let ids = if answer.has_text() { String::new() } else { format!("{:?}", generation.ids) };
         // A reader that went away has been noticed above, or has all the text that it wanted.
-        let _ = show(&mut out, &format!("{}{ids}\n", answer.fresh()));
+        print(&format!("{}{ids}\n", answer.fresh()))?;
     }
-    drop(out);
     let report = Report {
         engine: &runtime.engine,
         settings,
@@ -77,18 +84,12 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
         });
         print(&format!("{object}\n"))?;
     } else {
-        eprint!("\n{}", report.block());
+        notice(&format!("\n{}", report.block().trim_end()));
     }
     match generation.finish {
         Finish::Cancelled => Err(Failure::silent(Kind::Interrupted)),
         Finish::Stop | Finish::Length => Ok(()),
     }
-}
-
-/// Writes at once what was just generated.
-fn show(out: &mut impl Write, text: &str) -> std::io::Result<()> {
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }
 
 fn prompt(args: &RunArgs) -> Result<Prompt, Failure> {
@@ -103,8 +104,7 @@ fn prompt(args: &RunArgs) -> Result<Prompt, Failure> {
         let hint = "no prompt: write it behind `run`, or pipe it in";
         return Err(Failure::new(Kind::Usage, hint));
     }
-    let mut text = String::new();
-    stdin().read_to_string(&mut text).map_err(|error| Failure::from_error(Kind::Usage, &error))?;
+    let text = read_prompt(stdin().lock())?;
     // The line end is the shell's, not the user's.
     Ok(Prompt::Text(text.strip_suffix('\n').unwrap_or(&text).to_owned()))
 }

@@ -1,36 +1,31 @@
 //! `metaltail score`: how well a model predicts given ids.
 
 use metaltail_engine::score;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::args::ScoreArgs;
-use crate::exit::{Failure, print};
+use crate::exit::Failure;
+use crate::input::Sequences;
 use crate::interrupt;
+use crate::output::{notice, print};
 use crate::progress::Bar;
 use crate::report::{Report, drive_bytes};
-use crate::runtime::{Runtime, failure, read_ids};
+use crate::runtime::{Runtime, failure};
 use crate::settings::Settings;
-
-/// Form of an `--ids` file.
-#[derive(Deserialize)]
-struct SequencesFile {
-    sequences: Vec<Vec<u32>>,
-}
 
 /// Runs the command.
 ///
 /// # Errors
 /// Whatever refuses or fails.
 pub fn execute(args: &ScoreArgs, settings: &Settings) -> Result<(), Failure> {
-    let file: SequencesFile = read_ids(&args.ids, "{\"sequences\": [[id, …], …]}")?;
+    let sequences = Sequences::read(&args.ids)?;
     let runtime = Runtime::open(settings, 0)?;
-    let cancel = interrupt::install()?;
-    let rows: usize = file.sequences.iter().map(Vec::len).sum();
-    let bar = Bar::items("scoring", rows as u64, settings.json());
+    sequences.check(runtime.engine.context(), runtime.engine.plan().vocab)?;
+    let cancel = interrupt::listen();
+    let bar = Bar::items("scoring", sequences.rows(), settings.json());
     let before = drive_bytes();
     let mut progress = |rows: usize| bar.advance(rows as u64);
-    let scored = score(&runtime.engine, &file.sequences, &args.logits, cancel, &mut progress);
+    let scored = score(&runtime.engine, sequences.lists(), &args.logits, &cancel, &mut progress);
     bar.finish();
     let scored = scored.map_err(|error| failure(&error))?;
     let report = Report {
@@ -52,7 +47,7 @@ pub fn execute(args: &ScoreArgs, settings: &Settings) -> Result<(), Failure> {
     let mut text = String::new();
     for (index, nll) in scored.per_sequence.iter().enumerate() {
         let nll = nll.map_or("–".to_owned(), |nll| format!("{nll:.6}"));
-        text.push_str(&format!("sequence {index}: {} tokens, NLL {nll}\n", file.sequences[index].len()));
+        text.push_str(&format!("sequence {index}: {} tokens, NLL {nll}\n", sequences.lists()[index].len()));
     }
     if let Some(nll) = scored.nll {
         text.push_str(&format!(
@@ -65,6 +60,6 @@ pub fn execute(args: &ScoreArgs, settings: &Settings) -> Result<(), Failure> {
         text.push_str(&format!("logits at {position}: {row:?}\n"));
     }
     print(&text)?;
-    eprint!("\n{}", report.block());
+    notice(&format!("\n{}", report.block().trim_end()));
     Ok(())
 }

@@ -10,9 +10,10 @@ use metaltail_model::Plan;
 use serde_json::json;
 
 use crate::args::SynthArgs;
-use crate::exit::{self, Failure, Kind};
+use crate::exit::{Failure, Kind};
 use crate::interrupt;
 use crate::opened::write_failure;
+use crate::output;
 use crate::progress::Bar;
 use crate::settings::Settings;
 use crate::words::{count, exact_size, shell_word};
@@ -29,7 +30,7 @@ pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
     options.seed = args.seed;
     options.experts = args.expert_format.unwrap_or(options.experts);
 
-    let interrupted = interrupt::install()?;
+    let interrupted = interrupt::listen();
     let bar = Bar::bytes("synth", 0, settings.json());
     let mut progress = |progress: metaltail_container::convert::Progress<'_>| {
         bar.say(progress.file);
@@ -62,9 +63,9 @@ pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
             "model_type": plan.family,
             "layers": plan.layers.len(),
         });
-        return exit::print(&format!("{object}\n"));
+        return output::print(&format!("{object}\n"));
     }
-    exit::print(&words(args, &options, files, bytes, &report))
+    output::print(&words(args, &options, files, bytes, &report))
 }
 
 fn words(args: &SynthArgs, options: &SynthOptions, files: usize, bytes: u64, report: &SynthReport) -> String {

@@ -28,8 +28,17 @@ impl Environment {
     }
 
     /// The settings file that `METALTAIL_CONFIG` names.
-    pub(super) fn config_file(&self) -> Option<&OsStr> {
-        self.get(CONFIG)
+    ///
+    /// # Errors
+    /// The variable is empty.
+    pub(super) fn config_file(&self) -> Result<Option<&OsStr>, SettingsError> {
+        let named = self.0.get(OsStr::new(CONFIG)).map(OsString::as_os_str);
+        if named.is_some_and(OsStr::is_empty) {
+            let place = format!("the environment variable {CONFIG}");
+            let reason = "it is empty: give a settings file, or unset it".to_owned();
+            return Err(SettingsError::Value { place, reason });
+        }
+        Ok(named)
     }
 
     /// The values of the declared settings by id.
@@ -42,7 +51,7 @@ impl Environment {
             }
             let Some(arg) = declared.iter().find(|arg| variable_of(arg) == shown) else {
                 let known = declared.iter().map(variable_of).chain([CONFIG.to_owned()]);
-                let suggestion = suggest(&shown, known);
+                let suggestion = suggest(&shown.to_ascii_uppercase(), known);
                 return Err(SettingsError::UnknownVariable { name: shown.into_owned(), suggestion });
             };
             let given = vec![value.clone()];

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction};
+
+use crate::input;
 
 use super::{Environment, SettingsError, check, name, suggest};
 
@@ -25,10 +26,10 @@ impl ConfigFile {
     /// (`~/.config` where unset). The first that exists is the only one read.
     ///
     /// # Errors
-    /// A file that `METALTAIL_CONFIG` names and that does not exist, or one that cannot be read or
-    /// is not TOML.
+    /// A file that `METALTAIL_CONFIG` names and that does not exist, or one that cannot be read, is
+    /// no regular file or is not TOML.
     pub fn find(environment: &Environment, working_dir: &Path) -> Result<Option<ConfigFile>, SettingsError> {
-        if let Some(named) = environment.config_file() {
+        if let Some(named) = environment.config_file()? {
             return Self::read(&working_dir.join(named)).map(Some);
         }
         let config_home = match environment.get("XDG_CONFIG_HOME") {
@@ -47,12 +48,10 @@ impl ConfigFile {
 
     fn read(path: &Path) -> Result<ConfigFile, SettingsError> {
         let fail = |reason: String| SettingsError::File { path: path.to_owned(), reason };
-        let file = std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
-        let mut text = String::new();
-        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| fail(error.to_string()))?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(fail(format!("it is larger than {MAX_BYTES} bytes")));
-        }
+        let bytes = input::regular(path)
+            .and_then(|file| input::read_capped(file, MAX_BYTES))
+            .map_err(|error| fail(error.to_string()))?;
+        let text = String::from_utf8(bytes).map_err(|error| fail(error.to_string()))?;
         Self::parse(path, &text)
     }
 
@@ -61,9 +60,15 @@ impl ConfigFile {
     /// # Errors
     /// The text is not TOML.
     pub fn parse(path: &Path, text: &str) -> Result<ConfigFile, SettingsError> {
-        let table = text.parse().map_err(|error: toml::de::Error| SettingsError::File {
-            path: path.to_owned(),
-            reason: error.to_string().trim_end().to_owned(),
+        let table = text.parse().map_err(|error: toml::de::Error| {
+            let mut reason = error.to_string().trim_end().to_owned();
+            // TOML's whole numbers end below 2^63, a seed's do not.
+            if error.message().contains("too large") {
+                reason.push_str(
+                    "\nwrite a number of 2^63 or more as a text, such as seed = \"9223372036854775808\"",
+                );
+            }
+            SettingsError::File { path: path.to_owned(), reason }
         })?;
         Ok(ConfigFile { path: path.to_owned(), table })
     }
@@ -105,7 +110,8 @@ fn text_of(value: &toml::Value) -> Option<OsString> {
     match value {
         toml::Value::String(text) => Some(text.into()),
         toml::Value::Integer(number) => Some(number.to_string().into()),
-        toml::Value::Float(number) => Some(number.to_string().into()),
+        // With its point, so that 1.0 is no whole number here either.
+        toml::Value::Float(number) => Some(format!("{number:?}").into()),
         toml::Value::Boolean(on) => Some(if *on { "on" } else { "off" }.into()),
         _ => None,
     }

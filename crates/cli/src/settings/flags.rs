@@ -5,7 +5,12 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Serialize, Serializer};
 
-use super::parse::{on_off, positive, probability, share, size, temperature};
+use super::parse::{on_off, probability, share, size, temperature, whole};
+
+/// The largest `--cap`: no layer has as many experts.
+const MAX_CAP: u64 = u32::MAX as u64;
+/// The largest `--context` in positions.
+const MAX_CONTEXT: u64 = 1 << 28;
 
 /// Every flag that run, chat, score, plan and bench share. `None` means that nothing was given.
 ///
@@ -22,13 +27,13 @@ pub struct Flags {
     pub ram: Option<u64>,
     /// Experts kept a layer, 0 for none, any number above a layer's experts for all of them; default:
     /// what the memory allows
-    #[arg(long, allow_negative_numbers = true, value_name = "N", help_heading = "Memory and storage")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = whole::<0, MAX_CAP>, help_heading = "Memory and storage")]
     pub cap: Option<usize>,
     /// Which expert makes room for another
     #[arg(long, value_enum, value_name = "POLICY", help_heading = "Memory and storage")]
     pub policy: Option<Policy>,
     /// Threads that read experts; default: 4, or 2 on one processor
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive, help_heading = "Memory and storage")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = whole::<1, 256>, help_heading = "Memory and storage")]
     pub loaders: Option<usize>,
     /// How experts are read
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Memory and storage")]
@@ -42,7 +47,7 @@ pub struct Flags {
     pub checksums: Option<bool>,
 
     /// Prompt tokens computed at once
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive, help_heading = "Computation")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = whole::<1, 65_536>, help_heading = "Computation")]
     pub prefill_chunk: Option<usize>,
     /// What computes the experts
     #[arg(long, value_enum, value_name = "DEVICE", help_heading = "Computation")]
@@ -51,10 +56,10 @@ pub struct Flags {
     #[arg(long, value_enum, value_name = "KIND", help_heading = "Computation")]
     pub draft: Option<Draft>,
     /// Positions that a sequence may have; default: 8192, or fewer where the model was made for fewer
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive, help_heading = "Computation")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = whole::<1, MAX_CONTEXT>, help_heading = "Computation")]
     pub context: Option<usize>,
     /// Threads that compute; default: the physical cores that may be used
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive, help_heading = "Computation")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = whole::<1, 1024>, help_heading = "Computation")]
     pub threads: Option<usize>,
     /// Keep activations in f32 for expert products too
     #[arg(long, value_parser = on_off, value_name = "ON|OFF", num_args = 0..=1, require_equals = true,

@@ -20,7 +20,7 @@ pub fn size(text: &str) -> Result<u64, String> {
 }
 
 /// `on`, `off` and their synonyms.
-pub(super) fn on_off(text: &str) -> Result<bool, String> {
+pub fn on_off(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "on" | "true" | "1" => Ok(true),
         "off" | "false" | "0" => Ok(false),
@@ -28,12 +28,12 @@ pub(super) fn on_off(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A whole number of at least 1.
-pub fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("it must be at least 1; leave it out to have it chosen".to_owned()),
-        Ok(number) => Ok(number),
-        Err(error) => Err(format!("it must be a whole number: {error}")),
+/// A parser of whole numbers from `MIN` to `MAX`.
+pub fn whole<const MIN: u64, const MAX: u64>(text: &str) -> Result<usize, String> {
+    let hint = if MIN > 0 { "; leave it out to have it chosen" } else { "" };
+    match text.parse::<u64>() {
+        Ok(number) if (MIN..=MAX).contains(&number) => usize::try_from(number).map_err(|e| e.to_string()),
+        _ => Err(format!("it must be a whole number from {MIN} to {MAX}{hint}")),
     }
 }
 
@@ -89,7 +89,10 @@ mod tests {
             assert!(temperature(bad).is_err(), "{bad}");
         }
         assert!(probability("0").is_err() && probability("1").is_ok() && share("0").is_ok());
-        assert!(positive("0").is_err() && positive("8 ").is_err() && positive("8").is_ok());
+        assert_eq!((whole::<1, 8>("1"), whole::<1, 8>("8"), whole::<0, 8>("0")), (Ok(1), Ok(8), Ok(0)));
+        for bad in ["0", "9", "8 ", "-1", "", "1.0", "18446744073709551616"] {
+            assert!(whole::<1, 8>(bad).unwrap_err().contains("from 1 to 8"), "{bad}");
+        }
         assert!(on_off("yes").is_err() && on_off("OFF") == Ok(false));
     }
 }

@@ -56,6 +56,8 @@ fn an_unknown_name_suggests_the_near_one() {
     assert!(unknown.contains("METALTAIL_LOADER ") && unknown.contains("METALTAIL_LOADERS"), "{unknown}");
     let unknown = message(&[], &[], "prefil_chunk = 4");
     assert!(unknown.contains("`prefil_chunk`") && unknown.contains("`prefill-chunk`"), "{unknown}");
+    let unknown = message(&[], &[("METALTAIL_prefill_chunk", "4")], "");
+    assert!(unknown.contains("METALTAIL_PREFILL_CHUNK"), "{unknown}");
     let unknown = message(&[], &[("METALTAIL_", "4")], "");
     assert!(unknown.contains("METALTAIL_ "), "{unknown}");
 }
@@ -97,6 +99,18 @@ fn a_value_is_parsed_whole_or_refused_with_its_place() {
     assert!(message(&[], &[], "direct = 'sideways'").contains("possible values: auto, on, off"));
     assert!(message(&[], &[], "top-k = 1\ntop_k = 2").contains("twice"));
     assert!(message(&[], &[], "cap =").contains("metaltail.toml"));
+    assert!(message(&[], &[], "cap = 1.0").contains("whole number"));
+    assert!(message(&[], &[], "threads = 1025").contains("from 1 to 1024"));
+    assert!(message(&[], &[], "seed = -1").contains("`seed` in metaltail.toml"));
+}
+
+#[test]
+fn a_seed_that_toml_cannot_hold_can_be_a_text() {
+    for number in ["9223372036854775808", "18446744073709551615"] {
+        let refused = message(&[], &[], &format!("seed = {number}"));
+        assert!(refused.contains("as a text"), "{number}: {refused}");
+    }
+    assert_eq!(resolve(&[], &[], "seed = '18446744073709551615'").unwrap().seed, Some(u64::MAX));
 }
 
 #[test]
@@ -147,4 +161,7 @@ fn the_first_file_found_is_the_one_read() {
     );
     let absent = path_found(&environment(&[("METALTAIL_CONFIG", "absent.toml")])).unwrap_err().to_string();
     assert!(absent.contains("absent.toml"), "{absent}");
+    let empty = path_found(&environment(&[("METALTAIL_CONFIG", "")])).unwrap_err().to_string();
+    assert!(empty.contains("METALTAIL_CONFIG") && empty.contains("empty"), "{empty}");
+    assert!(path_found(&environment(&[("METALTAIL_CONFIG", "/dev/zero")])).is_err());
 }

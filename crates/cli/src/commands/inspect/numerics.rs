@@ -6,14 +6,14 @@ use std::sync::Arc;
 use metaltail_engine::sampler::Sampling;
 use metaltail_engine::telemetry::Telemetry;
 use metaltail_engine::{Engine, EngineOptions, Flow, GenerateOptions, Score, Session, score};
-use metaltail_model::CancelFlag;
 use metaltail_model::text::StopIds;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::exit::{Failure, Kind};
+use crate::input::Sequences;
 use crate::interrupt;
 use crate::progress::Bar;
-use crate::runtime::{engine_options, failure, read_ids, text_failure};
+use crate::runtime::{engine_options, failure, text_failure};
 use crate::settings::Settings;
 
 /// Ids that the model generates for itself where none are given.
@@ -34,12 +34,6 @@ pub struct Numerics {
     pub difference: Option<f64>,
     /// Share of positions whose most likely next id is the same.
     pub same_argmax: Option<f64>,
-}
-
-/// A file of sequences.
-#[derive(Deserialize)]
-struct Ids {
-    sequences: Vec<Vec<u32>>,
 }
 
 impl Numerics {
@@ -76,17 +70,17 @@ impl Numerics {
 /// # Errors
 /// Ids that cannot be read or used, a model or a budget that is refused, Ctrl-C.
 pub fn measure(dir: &Path, ids: Option<&Path>, settings: &Settings) -> Result<Numerics, Failure> {
-    let given = ids.map(|path| read_ids::<Ids>(path, r#"{"sequences": [[id, …], …]}"#)).transpose()?;
-    let cancel = interrupt::install()?;
+    let given = ids.map(Sequences::read).transpose()?;
     let exact = open(dir, true, settings)?;
     let (source, sequences) = match given {
-        Some(given) => ("file", given.sequences),
-        None => ("generated", vec![generate(&exact, cancel, settings.json())?]),
+        Some(given) => ("file", given),
+        None => ("generated", Sequences::of(generate(&exact, settings.json())?)),
     };
+    sequences.check(exact.context(), exact.plan().vocab)?;
     let scored = |engine: &Engine, what: &str| {
-        let rows = sequences.iter().map(Vec::len).sum::<usize>();
-        let bar = Bar::items(what, rows as u64, settings.json());
-        score(engine, &sequences, &[], cancel, &mut |rows| bar.advance(rows as u64))
+        let bar = Bar::items(what, sequences.rows(), settings.json());
+        let cancel = interrupt::listen();
+        score(engine, sequences.lists(), &[], &cancel, &mut |rows| bar.advance(rows as u64))
             .map_err(|error| failure(&error))
     };
     let exact_score = scored(&exact, "score, exact")?;
@@ -108,7 +102,7 @@ fn open(dir: &Path, exact: bool, settings: &Settings) -> Result<Engine, Failure>
 }
 
 /// What the model says at temperature 1 after one id: text that it holds likely.
-fn generate(engine: &Engine, cancel: &CancelFlag, json: bool) -> Result<Vec<u32>, Failure> {
+fn generate(engine: &Engine, json: bool) -> Result<Vec<u32>, Failure> {
     let start = first_id(engine)?;
     let count = GENERATED.min(engine.context().saturating_sub(1));
     let sampling = Sampling { temperature: 1.0, ..Sampling::GREEDY };
@@ -118,8 +112,9 @@ fn generate(engine: &Engine, cancel: &CancelFlag, json: bool) -> Result<Vec<u32>
         bar.advance(1);
         Flow::Continue
     };
+    let cancel = interrupt::listen();
     let generated = Session::new(engine)
-        .generate(&[start], &options, cancel, &mut each)
+        .generate(&[start], &options, &cancel, &mut each)
         .map_err(|error| failure(&error))?;
     if cancel.is_cancelled() {
         return Err(Failure::new(Kind::Interrupted, "stopped while the model generated ids"));

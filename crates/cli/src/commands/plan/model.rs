@@ -1,7 +1,5 @@
 //! What is planned: a checkpoint with its stored formats, or a configuration with assumed ones.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use metaltail_container::{
@@ -15,6 +13,8 @@ use metaltail_store::LayerExperts;
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, Kind};
+use crate::input;
+use crate::opened::refused;
 use crate::runtime::failure;
 use crate::token_cost::{TokenCost, drive_bytes};
 
@@ -61,14 +61,14 @@ impl Planned {
         match Checkpoint::open(path) {
             Ok(checkpoint) => Planned::of_checkpoint(path, checkpoint),
             Err(Error::NoTensors { .. }) => Planned::of_config(path, &path.join("config.json")),
-            Err(error) => Err(refuse(&error)),
+            Err(error) => Err(refused(&error)),
         }
     }
 
     fn of_checkpoint(path: &Path, checkpoint: Checkpoint) -> Result<Planned, Failure> {
         let plan = Plan::from_config(checkpoint.config()).map_err(|error| refuse(&error))?;
         let inventory = plan.inventory();
-        checkpoint.check(&inventory).map_err(|error| refuse(&error))?;
+        checkpoint.check(&inventory).map_err(|error| refused(&error))?;
         let places = expert_places(&checkpoint, &inventory, false).map_err(|error| refuse(&error))?;
         let notices = checkpoint.notices();
         let path = path.to_owned();
@@ -187,11 +187,8 @@ fn assumed_layer(spec: &ExpertLayerSpec) -> Result<LayerExperts, LayoutError> {
 fn read_json(path: &Path) -> Result<Value, Failure> {
     let refuse =
         |reason: String| Failure::new(Kind::Model, format!("cannot use {}: {reason}", path.display()));
-    let file = File::open(path).map_err(|error| refuse(error.to_string()))?;
-    let mut text = Vec::new();
-    file.take(JSON_CAP + 1).read_to_end(&mut text).map_err(|error| refuse(error.to_string()))?;
-    if text.len() as u64 > JSON_CAP {
-        return Err(refuse(format!("it is larger than the cap of {JSON_CAP} bytes")));
-    }
+    let text = input::regular(path)
+        .and_then(|file| input::read_capped(file, JSON_CAP))
+        .map_err(|error| refuse(error.to_string()))?;
     serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))
 }
