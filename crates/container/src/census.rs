@@ -291,7 +291,13 @@ impl Checkpoint {
             }
             let path = self.dir().join(MANIFEST);
             let (what, says, got) = (format!("parameters.{what}"), says.to_owned(), got.to_string());
-            Err(Error::ManifestDisagrees { path, what, says, place: place(), got })
+            Err(Error::ManifestDisagrees {
+                path,
+                what: what.into(),
+                says: says.into(),
+                place: place().into(),
+                got: got.into(),
+            })
         };
         let quantised = |spec: &&TensorSpec| {
             let used = left_out.is_none_or(|layers| !is_draft(spec, layers)) && self.has(&spec.name);

@@ -388,10 +388,10 @@ fn refuse_other_family(dir: &Path, manifest: &Manifest, config: &Value) -> Resul
     match config.get("model_type").and_then(Value::as_str) {
         Some(got) if got != manifest.model_type => Err(Error::ManifestDisagrees {
             path: dir.join(slab::MANIFEST),
-            what: "model_type".to_owned(),
-            says: manifest.model_type.clone(),
-            place: "config.json".to_owned(),
-            got: got.to_owned(),
+            what: "model_type".into(),
+            says: manifest.model_type.as_str().into(),
+            place: "config.json".into(),
+            got: got.into(),
         }),
         _ => Ok(()),
     }

@@ -286,13 +286,13 @@ pub enum Error {
         /// The manifest.
         path: PathBuf,
         /// What they disagree on.
-        what: String,
+        what: Box<str>,
         /// What the manifest says.
-        says: String,
+        says: Box<str>,
         /// Where something else stands: a file, or a tensor.
-        place: String,
+        place: Box<str>,
         /// What stands there.
-        got: String,
+        got: Box<str>,
     },
     /// The bytes of a dense tensor are not those that were written.
     #[error("{}: tensor {tensor:?} at offset {offset} has the checksum {got}, wanted {wanted}: the file is damaged, copy it or convert the model again", file.display())]

@@ -338,7 +338,7 @@ fn a_manifest_of_another_family_or_with_other_parameters_is_refused_by_name() {
     open(&|m| m.parameters.experts = "mixed".to_owned()).unwrap();
     let refused = |wanted: &str, change: &dyn Fn(&mut metaltail_container::Manifest)| {
         let error = open(change).unwrap_err();
-        assert!(matches!(&error, Error::ManifestDisagrees { what, .. } if what == wanted), "{error}");
+        assert!(matches!(&error, Error::ManifestDisagrees { what, .. } if **what == *wanted), "{error}");
         error.to_string()
     };
     let text = refused("model_type", &|m| m.model_type = "other".to_owned());
