@@ -170,7 +170,7 @@ pub fn failure(error: &EngineError) -> Failure {
     let kind = match error {
         EngineError::Config(_) | EngineError::NotFinite { .. } => Kind::Model,
         EngineError::Container(error) => container_kind(error),
-        EngineError::Budget(_) => Kind::Budget,
+        EngineError::Budget(_) | EngineError::Limit { .. } => Kind::Budget,
         EngineError::Store(error) => store_kind(error),
         EngineError::Model(error) => match error {
             ModelError::Config(_) | ModelError::Layout(_) => Kind::Model,
@@ -194,6 +194,12 @@ pub fn failure(error: &EngineError) -> Failure {
 /// lacked what reading them takes.
 pub fn container_kind(error: &metaltail_container::Error) -> Kind {
     if error.is_io() { Kind::Failed } else { Kind::Model }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Failure {
+        failure(&error)
+    }
 }
 
 fn store_kind(error: &StoreError) -> Kind {

@@ -23,6 +23,14 @@ pub enum EngineError {
     /// The memory budget is refused; the sum is in the message.
     #[error(transparent)]
     Budget(#[from] metaltail_store::BudgetError),
+    /// A demanded limit is above the machine's or a control group's.
+    #[error("{source}\nthe model needs, experts apart: {demand}")]
+    Limit {
+        /// The refusal.
+        source: Box<metaltail_store::BudgetError>,
+        /// What the model would have been charged.
+        demand: crate::memory::Demand,
+    },
     /// A prompt has no ids.
     #[error("the prompt is empty: there is nothing to continue")]
     EmptyPrompt,

@@ -22,6 +22,16 @@ pub struct Demand {
     pub program: u64,
 }
 
+impl std::fmt::Display for Demand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let Demand { program, dense, kv, scratch } = *self;
+        let terms = [mib(program), mib(dense), mib(kv), mib(scratch)];
+        let [program, dense, kv, scratch] = terms;
+        write!(f, "program {program} MiB, dense {dense} MiB, kv {kv} MiB, scratch {scratch} MiB")
+    }
+}
+
 /// Allowance for code, thread stacks, tokenizer and allocator.
 const PROGRAM: u64 = 48 << 20;
 
@@ -180,6 +190,9 @@ pub fn settle<E: From<EngineError>>(
             {
                 context /= 2;
             }
+            Err(EngineError::Budget(
+                source @ (BudgetError::AboveCgroup { .. } | BudgetError::AboveMachine { .. }),
+            )) => return Err(EngineError::Limit { source: Box::new(source), demand }.into()),
             Err(error) => return Err(error.into()),
         }
     }
@@ -200,7 +213,7 @@ fn context(options: &EngineOptions, plan: &Plan) -> Result<usize, EngineError> {
 ///
 /// # Errors
 /// An explicit limit above the machine's or a control group's.
-pub fn budget(machine: &Machine, ram: Option<u64>, demand: &Demand) -> Result<Budget, EngineError> {
+fn budget(machine: &Machine, ram: Option<u64>, demand: &Demand) -> Result<Budget, EngineError> {
     let mut budget = Budget::new(machine, ram)?;
     budget.charge(term::PROGRAM, demand.program);
     budget.charge(term::DENSE, demand.dense);

@@ -8,9 +8,9 @@ mod drive;
 mod model;
 
 use metaltail_bench::{Bandwidth, Spread};
-use metaltail_engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineError, memory};
-use metaltail_kernels::{Pool, default_threads};
-use metaltail_store::{Budget, Fit, Geometry, Machine, StoreConfig, Wanted};
+use metaltail_engine::memory::{self, Settled};
+use metaltail_kernels::Pool;
+use metaltail_store::{Budget, Fit, Geometry, Machine};
 use serde_json::{Map, Value, json};
 
 use bound::{Bound, Reads};
@@ -22,7 +22,7 @@ use crate::exit::{Failure, Kind};
 use crate::opened::chosen;
 use crate::output;
 use crate::report::bytes as size;
-use crate::runtime::failure;
+use crate::runtime::{engine_options, failure};
 use crate::settings::Settings;
 use crate::words::{table, unoptimised};
 
@@ -36,6 +36,7 @@ const PROBE_ROUNDS: usize = 3;
 struct Report {
     planned: Planned,
     context: usize,
+    shortened: bool,
     threads: usize,
     budget: Budget,
     fit: Fit,
@@ -52,9 +53,8 @@ struct Report {
 /// A model that is refused; a budget that is refused, with the sum.
 pub fn execute(args: &PlanArgs, settings: &Settings) -> Result<(), Failure> {
     let path = chosen(args.path.as_ref(), settings)?;
-    let threads = settings.threads.unwrap_or_else(default_threads).max(1);
     let planned = Planned::at(&path)?;
-    let report = Report::new(planned, threads, settings)?;
+    let report = Report::new(planned, settings)?;
     match settings.json() {
         true => output::print(&format!("{}\n", report.to_json())),
         false => output::print(&report.to_words()),
@@ -62,18 +62,13 @@ pub fn execute(args: &PlanArgs, settings: &Settings) -> Result<(), Failure> {
 }
 
 impl Report {
-    fn new(planned: Planned, threads: usize, settings: &Settings) -> Result<Report, Failure> {
-        let context = context(settings, planned.plan.max_context)?;
-        let chunk = settings.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
-        let demand = planned.demand(context, chunk, threads)?;
+    fn new(planned: Planned, settings: &Settings) -> Result<Report, Failure> {
         let geometry = Geometry::new(&planned.places).map_err(|error| failure(&error.into()))?;
+        let demand = |context, chunk, threads| planned.demand(context, chunk, threads);
+        let options = engine_options(settings);
+        let settled = memory::settle::<Failure>(&options, &planned.plan, &geometry, &demand)?;
+        let Settled { context, threads, loaders, budget, fit, shortened, .. } = settled;
         let machine = Machine::probe().map_err(|error| Failure::from_error(Kind::Failed, &error))?;
-        let loaders = settings.loaders.unwrap_or_else(StoreConfig::default_loaders);
-        let mut budget =
-            memory::budget(&machine, settings.ram, &demand).map_err(|error| refused(&error, &demand))?;
-        let fit = budget
-            .fit_cap(&geometry, Wanted { cap: settings.cap, in_flight: None, loaders })
-            .map_err(|error| failure(&error.into()))?;
 
         let reads = Reads::new(&planned.cost()?, &planned.places, fit.cap);
         // Nothing of the model is loaded, so a quarter of what is free is safe to take for a moment.
@@ -82,7 +77,19 @@ impl Report {
         let drive = drive::probe(&planned, loaders);
         let rate = drive.as_ref().ok().map(|drive| drive.gb_per_second);
         let bound = Bound::new(&reads, memory.median, rate);
-        Ok(Report { planned, context, threads, budget, fit, geometry, reads, memory, drive, bound })
+        Ok(Report {
+            planned,
+            context,
+            shortened,
+            threads,
+            budget,
+            fit,
+            geometry,
+            reads,
+            memory,
+            drive,
+            bound,
+        })
     }
 
     /// Expert slots in memory and experts on the drive.
@@ -94,6 +101,10 @@ impl Report {
     fn notices(&self) -> Vec<String> {
         let mut notices = self.planned.notices.clone();
         notices.extend(unoptimised());
+        if self.shortened {
+            let context = self.context;
+            notices.push(format!("memory allows a context of {context} tokens; --context decides"));
+        }
         let most = self.planned.plan.layers.iter().filter_map(|layer| layer.moe());
         if let Some(top_k) = most.map(|moe| moe.top_k).max()
             && self.fit.cap < top_k
@@ -208,28 +219,6 @@ impl Report {
         self.notices().iter().for_each(|notice| text.push_str(&format!("note: {notice}\n")));
         text
     }
-}
-
-/// Positions of a session, as the engine chooses them.
-fn context(settings: &Settings, max: usize) -> Result<usize, Failure> {
-    match settings.context {
-        Some(asked) if asked > max => Err(failure(&EngineError::ContextTooLong { asked, max })),
-        Some(asked) => Ok(asked),
-        None => Ok(max.min(DEFAULT_CONTEXT)),
-    }
-}
-
-/// A limit that was refused before anything was charged: the terms are told all the same.
-fn refused(error: &EngineError, demand: &memory::Demand) -> Failure {
-    let mut refusal = failure(error);
-    refusal.causes.push(format!(
-        "the model needs, experts apart: program {}, dense {}, kv {}, scratch {}",
-        size(demand.program),
-        size(demand.dense),
-        size(demand.kv),
-        size(demand.scratch)
-    ));
-    refusal
 }
 
 fn measure_memory(bytes: u64, threads: usize) -> Result<Spread, Failure> {
