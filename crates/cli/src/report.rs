@@ -228,7 +228,8 @@ impl Report<'_> {
     fn push_drive(&self, out: &mut String) {
         let (io, total) = (&self.figures.io, self.totals());
         let (depth, idle) = self.drive_use();
-        let mut line = format!("{} in {} reads", bytes(io.bytes), io.reads);
+        let way = if self.engine.store().io_mode().direct { "direct" } else { "buffered" };
+        let mut line = format!("{} in {} {way} reads", bytes(io.bytes), io.reads);
         if let Some(cold) = self.cold_bytes {
             let _ = write!(line, ", {} from the drive itself", bytes(cold));
         }

@@ -160,7 +160,10 @@ pub fn settle<E: From<EngineError>>(
     let machine = Machine::probe()
         .map_err(|error| EngineError::Setting(format!("cannot read the machine's memory: {error}")))?;
     let threads = options.threads.unwrap_or_else(default_threads).max(1);
-    let loaders = options.loaders.unwrap_or_else(StoreConfig::default_loaders).max(1);
+    let loaders = options.loaders.unwrap_or_else(StoreConfig::default_loaders);
+    if loaders == 0 {
+        return Err(EngineError::Setting("--loaders 0 reads nothing: use at least 1".into()).into());
+    }
     let most = context(options, plan)?;
     let mut context = most;
     loop {

@@ -46,6 +46,8 @@ pub struct IoMode {
     pub direct: bool,
     /// Why, as a clause.
     pub reason: String,
+    /// Whether direct reads were wanted and do not work.
+    pub makeshift: bool,
 }
 
 /// Files of the system.
@@ -70,26 +72,31 @@ impl FileReader {
         expert_bytes: u64,
         available: Option<u64>,
     ) -> Result<(FileReader, IoMode), StoreError> {
-        let buffered = |reason: &str| {
+        let buffered = |reason: &str, makeshift| {
             let files = files.iter().map(|p| open_file(p, false)).collect::<Result<_, _>>()?;
-            Ok((FileReader { files, direct: false }, IoMode { direct: false, reason: reason.into() }))
+            let mode = IoMode { direct: false, reason: reason.into(), makeshift };
+            Ok((FileReader { files, direct: false }, mode))
         };
         if direct == Direct::Off {
-            return buffered("direct reads are switched off");
+            return buffered("direct reads are switched off", false);
         }
         if direct == Direct::Auto && available.is_some_and(|a| expert_bytes <= a / 2) {
-            return buffered("all experts fit in half of the available memory, so the page cache holds them");
+            return buffered(
+                "all experts fit in half of the available memory, so the page cache holds them",
+                false,
+            );
         }
         match (Self::open_direct(files), direct) {
-            (Ok(reader), Direct::On) => {
-                Ok((reader, IoMode { direct: true, reason: "direct reads are demanded".into() }))
-            }
+            (Ok(reader), Direct::On) => Ok((
+                reader,
+                IoMode { direct: true, reason: "direct reads are demanded".into(), makeshift: false },
+            )),
             (Ok(reader), _) => {
                 let reason = "they work here and the experts exceed half of the available memory";
-                Ok((reader, IoMode { direct: true, reason: reason.into() }))
+                Ok((reader, IoMode { direct: true, reason: reason.into(), makeshift: false }))
             }
             (Err(StoreError::Direct { file, source }), Direct::Auto) => {
-                buffered(&format!("direct reads of {} do not work: {source}", file.display()))
+                buffered(&format!("direct reads of {} do not work: {source}", file.display()), true)
             }
             (Err(e), _) => Err(e),
         }

@@ -188,7 +188,7 @@ impl ExpertStore {
         let bytes = runs.fold(0u64, |sum, run| sum.saturating_add(run.len));
         let available = Machine::probe().ok().map(|m| m.headroom());
         let (reader, mode) = FileReader::open(files, config.direct, bytes, available)?;
-        if config.direct == Direct::Auto && !mode.direct {
+        if mode.makeshift {
             observer
                 .on(&StoreEvent::Notice(format!("expert reads go through the page cache: {}", mode.reason)));
         }
@@ -205,7 +205,8 @@ impl ExpertStore {
         config: StoreConfig,
         observer: Arc<dyn Observer>,
     ) -> Result<ExpertStore, StoreError> {
-        let mode = IoMode { direct: reader.alignment() > 1, reason: "the caller brought the reader".into() };
+        let (direct, reason) = (reader.alignment() > 1, "the caller brought the reader".into());
+        let mode = IoMode { direct, reason, makeshift: false };
         ExpertStore::build(reader, mode, layers, config, observer)
     }
 
