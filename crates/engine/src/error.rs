@@ -24,10 +24,10 @@ pub enum EngineError {
     #[error(transparent)]
     Budget(#[from] metaltail_store::BudgetError),
     /// A demanded limit is above the machine's or a control group's.
-    #[error("{source}\nthe model needs, experts apart: {demand}")]
+    #[error("{refusal}\nthe model needs, experts apart: {demand}")]
     Limit {
         /// The refusal.
-        source: Box<metaltail_store::BudgetError>,
+        refusal: Box<metaltail_store::BudgetError>,
         /// What the model would have been charged.
         demand: crate::memory::Demand,
     },

@@ -194,8 +194,8 @@ pub fn settle<E: From<EngineError>>(
                 context /= 2;
             }
             Err(EngineError::Budget(
-                source @ (BudgetError::AboveCgroup { .. } | BudgetError::AboveMachine { .. }),
-            )) => return Err(EngineError::Limit { source: Box::new(source), demand }.into()),
+                refusal @ (BudgetError::AboveCgroup { .. } | BudgetError::AboveMachine { .. }),
+            )) => return Err(EngineError::Limit { refusal: Box::new(refusal), demand }.into()),
             Err(error) => return Err(error.into()),
         }
     }

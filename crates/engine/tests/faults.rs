@@ -291,6 +291,6 @@ fn a_budget_above_the_machine_is_refused() {
     let options = EngineOptions { ram: Some(1 << 60), ..settings() };
     let error = model.try_open(&options).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("kv"), "{error}");
-    let EngineError::Limit { source, .. } = error else { panic!("{error}") };
-    assert!(matches!(*source, BudgetError::AboveMachine { .. } | BudgetError::AboveCgroup { .. }));
+    let EngineError::Limit { refusal, .. } = error else { panic!("{error}") };
+    assert!(matches!(*refusal, BudgetError::AboveMachine { .. } | BudgetError::AboveCgroup { .. }));
 }

@@ -19,8 +19,6 @@ pub mod term {
     pub const CACHED: &str = "cached";
     /// Slots of experts on their way.
     pub const IN_FLIGHT: &str = "in_flight";
-    /// Left to the system's page cache.
-    pub const PAGE_CACHE: &str = "page_cache_reserve";
     /// The program itself, as measured before anything was loaded.
     pub const PROGRAM: &str = "program";
 }
@@ -94,7 +92,7 @@ pub enum BudgetError {
         path: PathBuf,
     },
     /// The demanded limit exceeds the machine's memory.
-    #[error("{} of memory were demanded, but the machine has {}. Demand less", Size(*wanted), Size(*total))]
+    #[error("{} of memory were demanded, but the machine has {}. Demand less, or leave --ram out to have it fitted", Size(*wanted), Size(*total))]
     AboveMachine {
         /// Bytes demanded.
         wanted: u64,
@@ -130,6 +128,7 @@ fn too_small(slot: u64, budget: &Budget) -> String {
     let experts = |t: &&Term| t.name == term::IN_FLIGHT || t.name == term::CACHED;
     let others = budget.terms.iter().filter(|t| !experts(t));
     let fixed = others.clone().fold(0u64, |sum, t| sum.saturating_add(t.bytes));
+    let shown: u128 = others.clone().map(|t| tenths(t.bytes)).sum();
     if fixed <= budget.limit {
         return format!(
             "memory is too small for this model: one expert slot of each size takes {} and does not fit. \
@@ -141,7 +140,7 @@ fn too_small(slot: u64, budget: &Budget) -> String {
     format!(
         "memory is too small for this model: even without expert slots it needs {}, most of it for {largest}. \
          Raise the limit, or lower --context (kv), --prefill-chunk (scratch) or --threads (program)",
-        Size(fixed)
+        Tenths(shown)
     )
 }
 
@@ -257,13 +256,26 @@ fn largest_cap(geometry: &Geometry, left: u64) -> usize {
     fits
 }
 
-/// Bytes in mebibytes, with one decimal rounded up so that a charge never looks smaller than it is.
+/// Bytes in tenths of a mebibyte, rounded up so that a charge never looks smaller than it is.
+fn tenths(bytes: u64) -> u128 {
+    (u128::from(bytes) * 10).div_ceil(u128::from(MIB))
+}
+
+/// Tenths of a mebibyte as people read them.
+struct Tenths(u128);
+
+impl fmt::Display for Tenths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}.{} MiB", self.0 / 10, self.0 % 10))
+    }
+}
+
+/// Bytes as people read them.
 struct Size(u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tenths = (u128::from(self.0) * 10).div_ceil(u128::from(MIB));
-        f.pad(&format!("{}.{} MiB", tenths / 10, tenths % 10))
+        Tenths(tenths(self.0)).fmt(f)
     }
 }
 
@@ -282,13 +294,14 @@ impl fmt::Display for Budget {
         for term in &self.terms {
             writeln!(f, "{:<20}{:>14}", term.name, Size(term.bytes))?;
         }
-        let total = self.total();
-        writeln!(f, "{:<20}{:>14}", "sum", Size(total))?;
-        write!(f, "{:<20}{:>14}  ", "limit", Size(self.limit))?;
-        writeln!(f, "({})", self.source)?;
+        // The sum of what is shown, so that a reader who adds it up finds it.
+        let sum: u128 = self.terms.iter().map(|term| tenths(term.bytes)).sum();
+        let limit = tenths(self.limit);
+        writeln!(f, "{:<20}{:>14}", "sum", Tenths(sum))?;
+        writeln!(f, "{:<20}{:>14}  ({})", "limit", Tenths(limit), self.source)?;
         match self.rest() {
-            Some(rest) => write!(f, "{:<20}{:>14}", "left", Size(rest)),
-            None => write!(f, "{:<20}{:>14}", "missing", Size(total - self.limit)),
+            Some(_) => write!(f, "{:<20}{:>14}", "left", Tenths(limit.saturating_sub(sum))),
+            None => write!(f, "{:<20}{:>14}", "missing", Tenths(sum.saturating_sub(limit))),
         }
     }
 }

@@ -226,7 +226,7 @@ impl Chat<'_> {
         if path.is_empty() {
             return Err("name a file behind /save".into());
         }
-        let text = json!({"messages": self.messages(), "seed": self.sampling.seed}).to_string();
+        let text = json!({"messages": self.messages(), "seed": self.runtime.sampling.seed}).to_string();
         std::fs::write(path, text).map_err(|error| error.to_string())?;
         Ok(PathBuf::from(path))
     }

@@ -55,9 +55,11 @@ pub fn execute(args: &ConvertArgs, settings: &Settings) -> Result<(), Failure> {
         }
     };
     text.push_str(&format!(
-        "{target}: {}, {}\nrun it: metaltail run --model {target} \"Hello\"\n",
+        "{target}: {}, {}\nrun it: metaltail run --model {target} {}\n",
         count(report.files, "file"),
-        exact_size(report.bytes)
+        exact_size(report.bytes),
+        // Without a tokenizer only ids can be continued.
+        if args.target.join("tokenizer.json").exists() { "\"Hello\"" } else { "--ids FILE" }
     ));
     output::print(&text)
 }

@@ -157,7 +157,7 @@ impl Report {
                 "dense_bytes": cost.dense,
                 "routed_bytes": cost.routed,
                 "uncached_read_bytes": cost.routed_on_drive,
-                "expected_read_bytes": self.reads.expected,
+                "expected_read_bytes": self.reads.expected.round() as u64,
                 "expected_hit_rate": self.reads.hit_rate,
                 "routing": "uniform",
             },

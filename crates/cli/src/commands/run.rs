@@ -98,7 +98,7 @@ fn prompt(args: &RunArgs) -> Result<Prompt, Failure> {
         return Ok(Prompt::Ids(file.ids));
     }
     if let Some(text) = &args.prompt {
-        return Ok(Prompt::Text(text.clone()));
+        return written(text);
     }
     if stdin().is_terminal() {
         let hint = "no prompt: write it behind `run`, or pipe it in";
@@ -106,7 +106,15 @@ fn prompt(args: &RunArgs) -> Result<Prompt, Failure> {
     }
     let text = read_prompt(stdin().lock())?;
     // The line end is the shell's, not the user's.
-    Ok(Prompt::Text(text.strip_suffix('\n').unwrap_or(&text).to_owned()))
+    written(text.strip_suffix('\n').unwrap_or(&text))
+}
+
+/// A prompt of text, which there must be some of.
+fn written(text: &str) -> Result<Prompt, Failure> {
+    if text.is_empty() {
+        return Err(Failure::new(Kind::Usage, "the prompt is empty: write it behind `run`, or pipe it in"));
+    }
+    Ok(Prompt::Text(text.to_owned()))
 }
 
 fn prompt_ids(runtime: &Runtime, prompt: Prompt, raw: bool) -> Result<Vec<u32>, Failure> {

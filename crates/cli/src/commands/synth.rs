@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use metaltail_container::convert::WriteError;
-use metaltail_container::synth::{self, SynthOptions, SynthReport};
+use metaltail_container::synth::{self, SynthFormat, SynthOptions, SynthReport};
 use metaltail_model::Plan;
 use serde_json::json;
 
@@ -60,6 +60,7 @@ pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
                 "rest": options.rest.to_string(),
                 "draft_experts": options.draft_experts.to_string(),
             },
+            "stored": (args.format == SynthFormat::Hf).then_some("bf16"),
             "model_type": plan.family,
             "layers": plan.layers.len(),
         });
@@ -71,12 +72,13 @@ pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
 fn words(args: &SynthArgs, options: &SynthOptions, files: usize, bytes: u64, report: &SynthReport) -> String {
     let target = shell_word(&args.target);
     format!(
-        "{target}: synthetic {} ({}, experts {}, rest {}, seed {}), {} ({} of weights), {}\n\
+        "{target}: synthetic {} ({}, experts {}, rest {}{}, seed {}), {} ({} of weights), {}\n\
          run it: metaltail run --model {target} --max-tokens 16 \"Hello\"\n",
         args.like,
         args.format,
         options.experts,
         options.rest,
+        if args.format == SynthFormat::Hf { ", their values stored as bf16" } else { "" },
         args.seed,
         count(files, "file"),
         report.files,
