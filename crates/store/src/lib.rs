@@ -28,5 +28,7 @@ pub use geometry::{Geometry, LayerExperts};
 pub use io::{Direct, ExpertReader, FileReader, IoMode};
 pub use lease::Lease;
 pub use machine::{CgroupLevel, Machine};
-pub use policy::{ExpertId, Lru, Replacement};
+pub use policy::{
+    ExpertId, Frecency, Lfu, Lru, PolicyKind, PolicyShape, Replacement, Share, Sieve, Slru,
+};
 pub use store::{ExpertStore, StoreConfig};

@@ -19,7 +19,7 @@ use crate::geometry::{Geometry, LayerExperts};
 use crate::io::{Direct, ExpertReader, FileReader, IoMode};
 use crate::loaders::Loaders;
 use crate::machine::Machine;
-use crate::policy::{ExpertId, Lru};
+use crate::policy::{ExpertId, PolicyKind, PolicyShape};
 use crate::table::{Job, Table};
 
 /// Settings of a store. `StoreConfig { cap, ..StoreConfig::default() }` is the usual way.
@@ -27,6 +27,8 @@ use crate::table::{Job, Table};
 pub struct StoreConfig {
     /// Slots kept a layer; 0 keeps none.
     pub cap: usize,
+    /// Which kept expert makes room for another.
+    pub policy: PolicyKind,
     /// Loader threads, at least 1. They wait for the drive more than they compute.
     pub loaders: usize,
     /// Whether reads bypass the page cache.
@@ -58,6 +60,7 @@ impl Default for StoreConfig {
         let loaders = StoreConfig::default_loaders();
         StoreConfig {
             cap: 0,
+            policy: PolicyKind::default(),
             loaders,
             direct: Direct::Auto,
             in_flight: StoreConfig::default_in_flight(loaders),
@@ -240,7 +243,12 @@ impl ExpertStore {
         }
         let arena = Arc::new(Arena::new(&classes)?);
         let numbers: Vec<u32> = layers.iter().map(|l| l.layer).collect();
-        let policy = Box::new(Lru::new(layers.len(), total));
+        let shape = PolicyShape {
+            scopes: layers.len(),
+            slots: total,
+            experts: layers.iter().map(|l| l.experts.len()).collect(),
+        };
+        let policy = config.policy.build(&shape);
         let table = Table::new(&geometry, &numbers, &slots, config.cap, config.in_flight, policy);
         let verified = layers.iter().map(|l| vec![false; l.experts.len()]).collect();
         let shared = Arc::new(Shared {

@@ -18,7 +18,7 @@ use std::time::Instant;
 use crate::error::StoreError;
 use crate::event::{EvictReason, StoreEvent};
 use crate::geometry::Geometry;
-use crate::policy::{ExpertId, Replacement};
+use crate::policy::{ExpertId, Replacement, Share};
 
 const NONE: u32 = u32::MAX;
 
@@ -145,6 +145,14 @@ impl Table {
     /// Whether loads of the layer's size class are on their way.
     pub(crate) fn loading(&self, layer: u32) -> bool {
         self.classes[self.layers[layer as usize].class].loading > 0
+    }
+
+    /// Tells the policy that a fetch begins, and what it looks up.
+    pub(crate) fn begin_step(&mut self, layer: u32, experts: &[u32]) {
+        self.policy.step(layer);
+        for &expert in experts {
+            self.policy.requested(ExpertId { layer, expert }, Share::EVEN);
+        }
     }
 
     /// Finds an expert and takes a hold on it.
