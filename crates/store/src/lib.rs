@@ -17,6 +17,7 @@ mod machine;
 mod policy;
 mod store;
 mod table;
+pub mod trace;
 pub mod testing;
 
 pub use arena::PAGE;

@@ -273,9 +273,9 @@ struct PlainFrecency {
 }
 
 impl PlainFrecency {
-    fn value(&self, id: ExpertId) -> (u64, u32) {
+    fn value(&self, id: ExpertId, tick: u32) -> u64 {
         let one = 1u64 << 24;
-        let (fast, slow) = (decay::Decay::new(2), decay::Decay::new(6));
+        let (fast, slow) = (decay::Decay::new(2), decay::Decay::new(5));
         let sum = |decay: &decay::Decay| {
             self.history.of(id).fold((0u64, 0), |(rate, at), (tick, share)| {
                 let root = (u64::from(share.0) << 40).isqrt().isqrt();
@@ -284,24 +284,35 @@ impl PlainFrecency {
             })
         };
         let ((f, at), (s, _)) = (sum(&fast), sum(&slow));
-        let idle = self.history.now(id) - at;
-        let recent = if idle == 0 && at > 0 { one / 5 } else { 0 };
-        ((3 * fast.after(f, idle) + 7 * slow.after(s, idle)) / 10 + recent, idle)
+        let recent = if tick == at && at > 0 { self.repeats() / 2 } else { 0 };
+        (3 * fast.after(f, tick - at) + 7 * slow.after(s, tick - at)) / 10 + recent
+    }
+
+    fn repeats(&self) -> u64 {
+        let mut last = std::collections::HashMap::new();
+        self.history.uses.iter().fold((1u64 << 24) * 3 / 10, |repeats, &(id, now, _)| {
+            let before = last.insert(id, now);
+            let repeat = before.is_some_and(|before| before > 0 && before + 1 == now);
+            match now > 1 {
+                true => repeats - (repeats >> 11) + if repeat { 1 << 13 } else { 0 },
+                false => repeats,
+            }
+        })
     }
 
     fn sort(&mut self, slot: u32) {
-        let (value, idle) = self.value(id(slot));
-        let bucket = frecency::bucket(value);
+        let now = self.history.now(id(slot));
+        let bucket = |tick| frecency::bucket(self.value(id(slot), tick));
+        let here = bucket(now);
+        let date = (now + 1..now + 63).find(|&tick| bucket(tick) != here).unwrap_or(now + 63);
         let known = self.kept.iter().position(|k| k.0 == slot);
-        if known.is_none_or(|at| self.kept[at].1 != bucket) {
+        if known.is_none_or(|at| self.kept[at].1 != here) {
             known.map(|at| self.kept.remove(at));
             self.serial += 1;
-            self.kept.push((slot, bucket, self.serial));
+            self.kept.push((slot, here, self.serial));
         }
-        let gap = [1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4, 8].get(idle as usize);
-        let gap = gap.map_or_else(|| (1 << (idle.ilog2() - 1)).min(32), |&gap| gap);
-        if bucket > 0 {
-            self.dates.push((slot, self.history.now(id(slot)) + gap));
+        if here > 0 {
+            self.dates.push((slot, date));
         }
     }
 }
@@ -404,12 +415,17 @@ proptest! {
             policy.requested(who, Share(share));
             let use_ = (f64::from(share) / 256.0).powf(0.25);
             fast = fast * decay(4.0, gap) + (1.0 - decay(4.0, 1)) * use_;
-            slow = slow * decay(64.0, gap) + (1.0 - decay(64.0, 1)) * use_;
+            slow = slow * decay(32.0, gap) + (1.0 - decay(32.0, 1)) * use_;
         }
         (0..idle).for_each(|_| policy.step(0));
-        let recent = if idle == 0 { 0.2 } else { 0.0 };
-        let wanted = 0.3 * fast * decay(4.0, idle) + 0.7 * slow * decay(64.0, idle) + recent;
-        let got = policy.value(who).0 as f64 / f64::from(1 << 24);
+        let repeats = gaps.iter().enumerate().fold(0.3f64, |repeats, (n, &(gap, _))| match n {
+            0 if gap == 1 => repeats,
+            0 => repeats * (1.0 - 1.0 / 2048.0),
+            _ => repeats + (f64::from(gap == 1) - repeats) / 2048.0,
+        });
+        let recent = if idle == 0 { repeats / 2.0 } else { 0.0 };
+        let wanted = 0.3 * fast * decay(4.0, idle) + 0.7 * slow * decay(32.0, idle) + recent;
+        let got = policy.value(who) as f64 / f64::from(1 << 24);
         prop_assert!((got - wanted).abs() <= wanted * 2e-3 + 1e-6, "{got} {wanted}");
     }
 }
