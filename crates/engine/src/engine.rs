@@ -7,7 +7,7 @@ use std::time::Instant;
 use metaltail_container::Checkpoint;
 use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places};
-use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Machine, StoreConfig};
+use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Machine, PolicyKind, StoreConfig};
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
@@ -27,6 +27,8 @@ pub struct EngineOptions {
     pub ram: Option<u64>,
     /// Experts kept a layer.
     pub cap: Option<usize>,
+    /// Which kept expert makes room for another.
+    pub policy: PolicyKind,
     /// Loader threads.
     pub loaders: Option<usize>,
     /// Direct or buffered reads.
@@ -116,6 +118,7 @@ impl Engine {
         }
         let config = StoreConfig {
             cap: settled.fit.cap,
+            policy: options.policy,
             in_flight: settled.fit.in_flight,
             loaders: settled.loaders,
             direct: options.direct,

@@ -290,6 +290,13 @@ impl ExpertStore {
         Ok(self.shared.lock().table.kept(index))
     }
 
+    /// Every layer's number with the bytes that reading its largest expert takes.
+    pub fn expert_bytes(&self) -> Vec<(u32, u64)> {
+        let bytes = |place: &ExpertPlace| place.runs.iter().map(|run| run.len).sum();
+        let largest = |layer: &LayerExperts| layer.experts.iter().map(bytes).max().unwrap_or(0);
+        self.shared.layers.iter().map(|layer| (layer.layer, largest(layer))).collect()
+    }
+
     /// Memory mappings that hold all slots.
     pub fn mappings(&self) -> usize {
         self.shared.arena.mappings()
