@@ -134,16 +134,15 @@ pub fn model_dir(settings: &Settings) -> Result<PathBuf, Failure> {
     })
 }
 
-/// The replacement policy that the settings name, or the default.
-pub fn policy(settings: &Settings) -> PolicyKind {
-    match settings.policy {
-        None => PolicyKind::default(),
-        Some(settings::Policy::Lru) => PolicyKind::Lru,
-        Some(settings::Policy::Slru) => PolicyKind::Slru,
-        Some(settings::Policy::Sieve) => PolicyKind::Sieve,
-        Some(settings::Policy::Lfu) => PolicyKind::Lfu,
-        Some(settings::Policy::Frecency) => PolicyKind::Frecency,
-    }
+/// The replacement policy that the settings name.
+fn policy(settings: &Settings) -> Option<PolicyKind> {
+    Some(match settings.policy? {
+        settings::Policy::Lru => PolicyKind::Lru,
+        settings::Policy::Slru => PolicyKind::Slru,
+        settings::Policy::Sieve => PolicyKind::Sieve,
+        settings::Policy::Lfu => PolicyKind::Lfu,
+        settings::Policy::Frecency => PolicyKind::Frecency,
+    })
 }
 
 /// An engine's options as the settings have them.

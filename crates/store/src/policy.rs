@@ -133,6 +133,12 @@ impl PolicyKind {
         }
     }
 
+    /// Whether one pool of slots for all layers suits it. Recency alone has a cliff there: a pool smaller
+    /// than what one token uses is swept before anything in it is used again.
+    pub fn suits_pool(self) -> bool {
+        matches!(self, PolicyKind::Lfu | PolicyKind::Frecency)
+    }
+
     /// A policy of this kind over empty slots.
     pub fn build(self, shape: &PolicyShape) -> Box<dyn Replacement> {
         match self {

@@ -20,7 +20,7 @@ use crate::io::{Direct, ExpertReader, FileReader, IoMode};
 use crate::loaders::Loaders;
 use crate::machine::Machine;
 use crate::policy::{ExpertId, PolicyKind, PolicyShape};
-use crate::table::{Job, Table};
+use crate::table::{Job, Keep, Table};
 
 /// Settings of a store. `StoreConfig { cap, ..StoreConfig::default() }` is the usual way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,9 @@ pub struct StoreConfig {
     pub cap: usize,
     /// Which kept expert makes room for another.
     pub policy: PolicyKind,
+    /// Whether layers whose experts are of one size share their slots, `cap` being the mean. A policy that
+    /// goes by recency alone finds nothing in a pool that is smaller than what one token uses.
+    pub pool: bool,
     /// Loader threads, at least 1. They wait for the drive more than they compute.
     pub loaders: usize,
     /// Whether reads bypass the page cache.
@@ -61,6 +64,7 @@ impl Default for StoreConfig {
         StoreConfig {
             cap: 0,
             policy: PolicyKind::default(),
+            pool: false,
             loaders,
             direct: Direct::Auto,
             in_flight: StoreConfig::default_in_flight(loaders),
@@ -243,13 +247,14 @@ impl ExpertStore {
         }
         let arena = Arc::new(Arena::new(&classes)?);
         let numbers: Vec<u32> = layers.iter().map(|l| l.layer).collect();
+        let keep = Keep { cap: config.cap, pool: config.pool };
         let shape = PolicyShape {
-            scopes: layers.len(),
+            scopes: keep.scopes(&geometry),
             slots: total,
             experts: layers.iter().map(|l| l.experts.len()).collect(),
         };
         let policy = config.policy.build(&shape);
-        let table = Table::new(&geometry, &numbers, &slots, config.cap, config.in_flight, policy);
+        let table = Table::new(&geometry, &numbers, &slots, keep, config.in_flight, policy);
         let verified = layers.iter().map(|l| vec![false; l.experts.len()]).collect();
         let shared = Arc::new(Shared {
             arena,
