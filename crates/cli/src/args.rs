@@ -255,6 +255,9 @@ pub enum TraceCommand {
     Replay(TraceReplayArgs),
 }
 
+/// More ids than any context holds.
+const MAX_PROMPT: u64 = 1 << 28;
+
 /// `trace record`
 #[derive(Args, Debug)]
 pub struct TraceRecordArgs {
@@ -266,7 +269,7 @@ pub struct TraceRecordArgs {
     pub ids: PathBuf,
     /// Compute all but the first N ids of a sequence one by one, as if they were generated, and
     /// generate nothing
-    #[arg(long, value_name = "N", value_parser = whole)]
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_PROMPT>)]
     pub prompt: Option<usize>,
     #[command(flatten)]
     #[allow(missing_docs)]

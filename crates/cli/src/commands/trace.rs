@@ -10,7 +10,8 @@ use metaltail_store::trace::{Counts, Played, Rule, Scope, Trace, replay as play}
 use serde_json::{Value, json};
 
 use crate::args::{TraceRecordArgs, TraceReplayArgs};
-use crate::exit::{Failure, Kind, print};
+use crate::exit::{Failure, Kind};
+use crate::output::print;
 use crate::report::bytes as size;
 use crate::settings::Settings;
 use crate::words::table;

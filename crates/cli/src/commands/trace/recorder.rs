@@ -12,9 +12,10 @@ use serde::Deserialize;
 
 use crate::args::TraceRecordArgs;
 use crate::exit::{Failure, Kind};
+use crate::input::read_ids;
 use crate::interrupt;
 use crate::progress::Bar;
-use crate::runtime::{Runtime, failure, read_ids};
+use crate::runtime::{Runtime, failure};
 use crate::settings::Settings;
 
 /// Form of an `--ids` file.
@@ -121,7 +122,7 @@ pub fn run(args: &TraceRecordArgs, settings: &Settings, out: Out) -> Result<Reco
     };
     let recorder = Arc::new(Recorder::default());
     let runtime = Runtime::open_with(settings, 0, Some(recorder.clone()))?;
-    let cancel = interrupt::install()?;
+    let cancel = interrupt::listen();
     let engine = &runtime.engine;
     let unwritable = |error: &io::Error| {
         let out = args.out.display();
@@ -137,8 +138,8 @@ pub fn run(args: &TraceRecordArgs, settings: &Settings, out: Out) -> Result<Reco
         recorder.with(|state| state.begin_turn(turn));
         done += 1;
         let finished = match args.prompt {
-            Some(prompt) => forced(&runtime, &recorder, ids, prompt, cancel),
-            None => generated(&runtime, settings, ids, cancel),
+            Some(prompt) => forced(&runtime, &recorder, ids, prompt, &cancel),
+            None => generated(&runtime, settings, ids, &cancel),
         };
         cancelled = finished.map_err(|error| failure(&error))?;
         if cancelled {
