@@ -12,6 +12,7 @@ use metaltail_container::convert::Target;
 use metaltail_container::synth::{Like, SynthFormat};
 use metaltail_quant::Format;
 
+use crate::commands::trace::{Contestant, CountedPhase};
 use crate::settings::{Flags, ModelFlags, OutputFlags, size, whole};
 
 /// Runs mixture-of-experts language models that are larger than memory.
@@ -50,6 +51,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Measure
     Bench(BenchArgs),
+    /// Record which experts a model chooses, and replay that on replacement policies
+    Trace(TraceArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
     /// Print the manual page
@@ -235,6 +238,64 @@ pub struct BenchKernelsArgs {
     pub unresolved: Flags,
 }
 
+/// `trace`
+#[derive(Args, Debug)]
+pub struct TraceArgs {
+    /// What to do with traces.
+    #[command(subcommand)]
+    pub trace: TraceCommand,
+}
+
+/// What can be done with traces.
+#[derive(Subcommand, Debug)]
+pub enum TraceCommand {
+    /// Write the experts that a model chooses, token by token
+    Record(TraceRecordArgs),
+    /// Say how often caches of given sizes would have had them
+    Replay(TraceReplayArgs),
+}
+
+/// More ids than any context holds.
+const MAX_PROMPT: u64 = 1 << 28;
+
+/// `trace record`
+#[derive(Args, Debug)]
+pub struct TraceRecordArgs {
+    /// The file to write
+    #[arg(value_name = "OUT")]
+    pub out: PathBuf,
+    /// The ids: a file with {"ids": [id, …]} or {"sequences": [[id, …], …]}
+    #[arg(long, value_name = "FILE")]
+    pub ids: PathBuf,
+    /// Compute all but the first N ids of a sequence one by one, as if they were generated, and
+    /// generate nothing
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_PROMPT>)]
+    pub prompt: Option<usize>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `trace replay`
+#[derive(Args, Debug)]
+pub struct TraceReplayArgs {
+    /// Traces
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Policies, such as lru,frecency; layer:lfu gives each layer an equal part. Default: all
+    #[arg(id = "replay_policy", long = "policy", value_name = "LIST", value_delimiter = ',')]
+    pub policies: Vec<Contestant>,
+    /// Bytes to keep, such as 500M,2G; default: half, once, twice, … what one token uses
+    #[arg(id = "replay_cache", long = "cache", value_name = "LIST", value_delimiter = ',', value_parser = size)]
+    pub caches: Vec<u64>,
+    /// What is counted; the rest warms
+    #[arg(id = "replay_phase", long = "phase", value_enum, default_value = "decode")]
+    pub phase: CountedPhase,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: OutputFlags,
+}
+
 /// `completions`
 #[derive(Args, Debug)]
 pub struct CompletionsArgs {
@@ -294,6 +355,8 @@ mod tests {
             "bench kernels --threads 2",
             "bench kernels --hidden 256 --width 128 --top-k 4 --rounds 2 --format int4,int8 --working-set 8M",
             "completions bash",
+            "trace replay a b --policy lru,layer:lfu,belady --cache 500M,2G --phase all --json",
+            "trace record out --ids f --prompt 8 --policy lfu",
             "man",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
@@ -326,6 +389,10 @@ mod tests {
             "plan a --model b",
             "synth o --like tiny --format gguf",
             "completions tcl",
+            "trace replay",
+            "trace replay a --policy mru",
+            "trace replay a --cache x",
+            "trace record out",
         ] {
             assert!(parsed(line).is_err(), "{line}");
         }

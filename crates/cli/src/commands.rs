@@ -10,3 +10,4 @@ pub mod plan;
 pub mod run;
 pub mod score;
 pub mod synth;
+pub mod trace;

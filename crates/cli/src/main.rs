@@ -22,7 +22,7 @@ mod settings;
 mod token_cost;
 mod words;
 
-use args::{Bench, Command};
+use args::{Bench, Command, TraceCommand};
 use exit::{Failure, Kind};
 use settings::{ConfigFile, Environment, Settings, SettingsError};
 
@@ -74,6 +74,10 @@ fn dispatch(command: &Command, settings: &Settings) -> Result<(), Failure> {
         Command::Inspect(args) => commands::inspect::execute(args, settings),
         Command::Bench(args) => match &args.bench {
             Bench::Kernels(args) => commands::bench::execute(args, settings),
+        },
+        Command::Trace(args) => match &args.trace {
+            TraceCommand::Record(args) => commands::trace::record(args, settings),
+            TraceCommand::Replay(args) => commands::trace::replay(args, settings),
         },
     }
 }

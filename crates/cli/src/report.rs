@@ -167,7 +167,6 @@ impl Report<'_> {
         config.insert("json".into(), json!(self.settings.json()));
         config.insert("verbose".into(), json!(self.settings.verbose()));
         // What each of these became where nothing was said: there is one of each.
-        config.insert("policy".into(), json!("lru"));
         config.insert("io".into(), json!("threads"));
         config.insert("device".into(), json!(self.engine.device()));
         config.insert("draft".into(), json!("off"));
@@ -213,13 +212,15 @@ impl Report<'_> {
             out,
             "experts",
             &format!(
-                "{} of {} look-ups cached ({}; in decode {}), {} read; cap {} a layer, {} slots",
+                "{} of {} look-ups cached ({}; in decode {}), {} read; {}, cap {} a layer{}, {} slots",
                 total.cached,
                 total.lookups,
                 share(&total),
                 share(decode),
                 total.misses,
+                self.engine.resolved().policy,
                 self.engine.resolved().cap,
+                if self.engine.resolved().pool { " in the mean" } else { "" },
                 self.slots()
             ),
         );

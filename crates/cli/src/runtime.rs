@@ -8,7 +8,7 @@ use metaltail_engine::telemetry::{Event, Listener, Telemetry};
 use metaltail_engine::{Engine, EngineError, EngineOptions};
 use metaltail_model::ModelError;
 use metaltail_model::text::{ChatTemplate, StopIds, TextError, Tokenizer};
-use metaltail_store::StoreError;
+use metaltail_store::{PolicyKind, StoreError};
 use serde_json::Value;
 
 use crate::exit::{Failure, Kind};
@@ -51,8 +51,21 @@ impl Runtime {
     /// # Errors
     /// A model, a budget or settings that are refused.
     pub fn open(settings: &Settings, seed: u64) -> Result<Runtime, Failure> {
+        Runtime::open_with(settings, seed, None)
+    }
+
+    /// As [`Runtime::open`], with one more that hears every event.
+    ///
+    /// # Errors
+    /// As [`Runtime::open`].
+    pub fn open_with(
+        settings: &Settings,
+        seed: u64,
+        listener: Option<Arc<dyn Listener>>,
+    ) -> Result<Runtime, Failure> {
         let dir = model_dir(settings)?;
-        let telemetry = Arc::new(Telemetry::new(vec![Arc::new(Notices)]));
+        let notices: Arc<dyn Listener> = Arc::new(Notices);
+        let telemetry = Arc::new(Telemetry::new(std::iter::once(notices).chain(listener).collect()));
         let bar = Bar::bytes("loading", 0, settings.json());
         let progress = |done: u64, total: u64| {
             bar.set_length(total);
@@ -121,11 +134,23 @@ pub fn model_dir(settings: &Settings) -> Result<PathBuf, Failure> {
     })
 }
 
+/// The replacement policy that the settings name.
+fn policy(settings: &Settings) -> Option<PolicyKind> {
+    Some(match settings.policy? {
+        settings::Policy::Lru => PolicyKind::Lru,
+        settings::Policy::Slru => PolicyKind::Slru,
+        settings::Policy::Sieve => PolicyKind::Sieve,
+        settings::Policy::Lfu => PolicyKind::Lfu,
+        settings::Policy::Frecency => PolicyKind::Frecency,
+    })
+}
+
 /// An engine's options as the settings have them.
 pub fn engine_options(settings: &Settings) -> EngineOptions {
     EngineOptions {
         ram: settings.ram,
         cap: settings.cap,
+        policy: policy(settings),
         loaders: settings.loaders,
         direct: match settings.direct {
             None | Some(settings::Direct::Auto) => metaltail_store::Direct::Auto,

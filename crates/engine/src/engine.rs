@@ -7,7 +7,7 @@ use std::time::Instant;
 use metaltail_container::Checkpoint;
 use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places};
-use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Machine, StoreConfig};
+use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Machine, PolicyKind, StoreConfig};
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
@@ -20,6 +20,9 @@ pub const DEFAULT_PREFILL_CHUNK: usize = 256;
 /// Context where nothing is said and the model allows more.
 pub const DEFAULT_CONTEXT: usize = 8192;
 
+/// Replacement policy where nothing is said: it finds most on traces of real models.
+pub const DEFAULT_POLICY: PolicyKind = PolicyKind::Frecency;
+
 /// Settings of an engine; what is absent is measured or derived.
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
@@ -27,6 +30,9 @@ pub struct EngineOptions {
     pub ram: Option<u64>,
     /// Experts kept a layer.
     pub cap: Option<usize>,
+    /// Which kept expert makes room for another.
+    /// [`DEFAULT_POLICY`] unless told otherwise.
+    pub policy: Option<PolicyKind>,
     /// Loader threads.
     pub loaders: Option<usize>,
     /// Direct or buffered reads.
@@ -54,8 +60,12 @@ pub struct Resolved {
     pub container: String,
     /// Memory budget in bytes.
     pub ram: u64,
-    /// Experts kept a layer.
+    /// Experts kept a layer; the mean where layers share their slots.
     pub cap: usize,
+    /// Which kept expert makes room for another.
+    pub policy: &'static str,
+    /// Whether layers share their slots.
+    pub pool: bool,
     /// Loader threads.
     pub loaders: usize,
     /// `on` or `off`.
@@ -114,8 +124,12 @@ impl Engine {
             telemetry
                 .notice(&format!("memory allows a context of {} tokens; --context decides", settled.context));
         }
+        let policy = options.policy.unwrap_or(DEFAULT_POLICY);
         let config = StoreConfig {
             cap: settled.fit.cap,
+            policy,
+            // A cap is a demand of each layer; the budget alone is shared by all.
+            pool: options.cap.is_none() && policy.suits_pool(),
             in_flight: settled.fit.in_flight,
             loaders: settled.loaders,
             direct: options.direct,
@@ -143,6 +157,8 @@ impl Engine {
             container: checkpoint.kind().to_string(),
             ram: settled.budget.limit,
             cap: config.cap,
+            policy: policy.name(),
+            pool: config.pool,
             loaders: config.loaders,
             direct: on_off(store.io_mode().direct),
             checksums: on_off(config.checksums),

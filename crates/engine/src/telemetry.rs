@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use metaltail_model::{ModelEvent, ModelObserver};
+use metaltail_model::{ModelEvent, ModelObserver, Selected};
 use metaltail_store::{Observer, StoreEvent};
 
 /// What a step is for.
@@ -33,6 +33,8 @@ pub enum Event<'a> {
     Store(&'a StoreEvent),
     /// From the model.
     Model(&'a ModelEvent),
+    /// What the rows of a step chose in a layer.
+    Selected(&'a Selected<'a>),
     /// A step ended.
     Step {
         /// Its phase.
@@ -264,6 +266,10 @@ impl ModelObserver for Telemetry {
             _ => {}
         }
         self.tell(&Event::Model(event));
+    }
+
+    fn on_selected(&self, selected: &Selected<'_>) {
+        self.tell(&Event::Selected(selected));
     }
 }
 

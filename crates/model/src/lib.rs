@@ -27,7 +27,7 @@ pub use families::{FAMILIES, Family};
 pub use ffn::Experts;
 pub use kv::{KvCache, Stream};
 pub use model::{LoadOptions, Model, expert_places};
-pub use observer::{ModelEvent, ModelObserver, Silent};
+pub use observer::{ModelEvent, ModelObserver, Selected, Silent};
 pub use plan::{
     AttentionPlan, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoePlan, Plan,
     QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,

@@ -24,10 +24,23 @@ pub enum ModelEvent {
     },
 }
 
+/// What the rows of a step chose in one sparse layer. Tells who wants to know more than
+/// [`ModelEvent::Routed`] counts, which comes beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Selected<'a> {
+    /// Layer index.
+    pub layer: u32,
+    /// For each row of the step its experts with their weights, best first.
+    pub rows: &'a [Vec<(u32, f32)>],
+}
+
 /// Receives [`ModelEvent`]s; called on the thread that runs the step.
 pub trait ModelObserver: Send + Sync {
     /// Takes one event.
     fn on_model(&self, event: &ModelEvent);
+
+    /// Takes what a layer chose, before its experts are fetched. Ignored unless implemented.
+    fn on_selected(&self, _selected: &Selected<'_>) {}
 }
 
 /// Ignores everything.

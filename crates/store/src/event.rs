@@ -20,7 +20,7 @@ impl Observer for Silent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EvictReason {
-    /// Another expert of its layer took its place.
+    /// Another expert, of its layer or of those that share its slots, took its place.
     Replaced,
     /// Memory was over its limit.
     Memory,

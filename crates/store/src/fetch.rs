@@ -68,6 +68,7 @@ impl ExpertStore {
             leased: Arc::default(),
         };
         let mut state = shared.lock();
+        state.table.begin_step(index, experts);
         for (position, &expert) in experts.iter().enumerate() {
             match state.table.look_up(ExpertId { layer: index, expert }) {
                 Found::Ready(slot) => fetch.hits.push(Held { position, expert, slot }),

@@ -18,6 +18,7 @@ mod policy;
 mod store;
 mod table;
 pub mod testing;
+pub mod trace;
 
 pub use arena::PAGE;
 pub use budget::{Budget, BudgetError, Fit, LimitSource, Term, Wanted};
@@ -28,5 +29,5 @@ pub use geometry::{Geometry, LayerExperts};
 pub use io::{Direct, ExpertReader, FileReader, IoMode};
 pub use lease::Lease;
 pub use machine::{CgroupLevel, Machine};
-pub use policy::{ExpertId, Lru, Replacement};
+pub use policy::{ExpertId, Frecency, Lfu, Lru, PolicyKind, PolicyShape, Replacement, Share, Sieve, Slru};
 pub use store::{ExpertStore, StoreConfig};

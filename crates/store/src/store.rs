@@ -19,14 +19,19 @@ use crate::geometry::{Geometry, LayerExperts};
 use crate::io::{Direct, ExpertReader, FileReader, IoMode};
 use crate::loaders::Loaders;
 use crate::machine::Machine;
-use crate::policy::{ExpertId, Lru};
-use crate::table::{Job, Table};
+use crate::policy::{ExpertId, PolicyKind, PolicyShape};
+use crate::table::{Job, Keep, Table};
 
 /// Settings of a store. `StoreConfig { cap, ..StoreConfig::default() }` is the usual way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
     /// Slots kept a layer; 0 keeps none.
     pub cap: usize,
+    /// Which kept expert makes room for another.
+    pub policy: PolicyKind,
+    /// Whether layers whose experts are of one size share their slots, `cap` being the mean. A policy that
+    /// goes by recency alone finds nothing in a pool that is smaller than what one token uses.
+    pub pool: bool,
     /// Loader threads, at least 1. They wait for the drive more than they compute.
     pub loaders: usize,
     /// Whether reads bypass the page cache.
@@ -58,6 +63,8 @@ impl Default for StoreConfig {
         let loaders = StoreConfig::default_loaders();
         StoreConfig {
             cap: 0,
+            policy: PolicyKind::default(),
+            pool: false,
             loaders,
             direct: Direct::Auto,
             in_flight: StoreConfig::default_in_flight(loaders),
@@ -240,8 +247,14 @@ impl ExpertStore {
         }
         let arena = Arc::new(Arena::new(&classes)?);
         let numbers: Vec<u32> = layers.iter().map(|l| l.layer).collect();
-        let policy = Box::new(Lru::new(layers.len(), total));
-        let table = Table::new(&geometry, &numbers, &slots, config.cap, config.in_flight, policy);
+        let keep = Keep { cap: config.cap, pool: config.pool };
+        let shape = PolicyShape {
+            scopes: keep.scopes(&geometry),
+            slots: total,
+            experts: layers.iter().map(|l| l.experts.len()).collect(),
+        };
+        let policy = config.policy.build(&shape);
+        let table = Table::new(&geometry, &numbers, &slots, keep, config.in_flight, policy);
         let verified = layers.iter().map(|l| vec![false; l.experts.len()]).collect();
         let shared = Arc::new(Shared {
             arena,
@@ -280,6 +293,13 @@ impl ExpertStore {
     pub fn kept(&self, layer: u32) -> Result<Vec<u32>, StoreError> {
         let index = self.shared.layer_index(layer)?;
         Ok(self.shared.lock().table.kept(index))
+    }
+
+    /// Every layer's number with the bytes that reading its largest expert takes.
+    pub fn expert_bytes(&self) -> Vec<(u32, u64)> {
+        let bytes = |place: &ExpertPlace| place.runs.iter().map(|run| run.len).sum();
+        let largest = |layer: &LayerExperts| layer.experts.iter().map(bytes).max().unwrap_or(0);
+        self.shared.layers.iter().map(|layer| (layer.layer, largest(layer))).collect()
     }
 
     /// Memory mappings that hold all slots.

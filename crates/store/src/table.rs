@@ -18,7 +18,7 @@ use std::time::Instant;
 use crate::error::StoreError;
 use crate::event::{EvictReason, StoreEvent};
 use crate::geometry::Geometry;
-use crate::policy::{ExpertId, Replacement};
+use crate::policy::{ExpertId, Replacement, Share};
 
 const NONE: u32 = u32::MAX;
 
@@ -61,10 +61,32 @@ struct Class {
 struct Layer {
     number: u32,
     class: usize,
+    scope: usize,
     /// Slot of each expert.
     index: Vec<u32>,
+}
+
+/// Kept slots that share a limit: a layer's, or in a pool those of a size class.
+struct Scope {
+    layers: usize,
     kept: usize,
     cap: usize,
+}
+
+/// How many slots are kept, and what shares a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Keep {
+    /// Slots a layer.
+    pub(crate) cap: usize,
+    /// Whether layers of a size class share theirs.
+    pub(crate) pool: bool,
+}
+
+impl Keep {
+    /// Number of scopes.
+    pub(crate) fn scopes(self, geometry: &Geometry) -> usize {
+        if self.pool { geometry.classes.len() } else { geometry.layers.len() }
+    }
 }
 
 /// A load for a loader to do.
@@ -98,6 +120,8 @@ pub(crate) struct Table {
     slots: Vec<Slot>,
     classes: Vec<Class>,
     layers: Vec<Layer>,
+    scopes: Vec<Scope>,
+    pool: bool,
     policy: Box<dyn Replacement>,
     queue: VecDeque<(u32, u64)>,
     in_flight_limit: usize,
@@ -110,7 +134,7 @@ impl Table {
         geometry: &Geometry,
         numbers: &[u32],
         slots: &[usize],
-        cap: usize,
+        keep: Keep,
         in_flight_limit: usize,
         policy: Box<dyn Replacement>,
     ) -> Table {
@@ -118,6 +142,8 @@ impl Table {
             slots: Vec::new(),
             classes: Vec::new(),
             layers: Vec::new(),
+            scopes: Vec::new(),
+            pool: keep.pool,
             policy,
             queue: VecDeque::new(),
             in_flight_limit,
@@ -130,10 +156,14 @@ impl Table {
             table.classes.push(Class { bytes, free, in_flight: 0, loading: 0 });
             table.slots.extend((0..count).map(|_| Slot::free(class)));
         }
-        for (size, &number) in geometry.layers.iter().zip(numbers) {
+        let scopes = 0..keep.scopes(geometry);
+        table.scopes.extend(scopes.map(|_| Scope { layers: 0, kept: 0, cap: 0 }));
+        for (at, (size, &number)) in geometry.layers.iter().zip(numbers).enumerate() {
+            let scope = if keep.pool { size.class } else { at };
+            table.scopes[scope].layers += 1;
+            table.scopes[scope].cap += keep.cap.min(size.experts);
             let index = vec![NONE; size.experts];
-            let cap = cap.min(size.experts);
-            table.layers.push(Layer { number, class: size.class, index, kept: 0, cap });
+            table.layers.push(Layer { number, class: size.class, scope, index });
         }
         table
     }
@@ -147,6 +177,14 @@ impl Table {
         self.classes[self.layers[layer as usize].class].loading > 0
     }
 
+    /// Tells the policy that a fetch begins, and what it looks up.
+    pub(crate) fn begin_step(&mut self, layer: u32, experts: &[u32]) {
+        self.policy.step(layer);
+        for &expert in experts {
+            self.policy.requested(ExpertId { layer, expert }, Share::EVEN);
+        }
+    }
+
     /// Finds an expert and takes a hold on it.
     pub(crate) fn look_up(&mut self, id: ExpertId) -> Found {
         let number = self.layers[id.layer as usize].index[id.expert as usize];
@@ -156,7 +194,7 @@ impl Table {
         let slot = &mut self.slots[number as usize];
         slot.holds += 1;
         if slot.kept {
-            self.policy.touched(id.layer, number);
+            self.policy.touched(self.layers[id.layer as usize].scope as u32, number);
         }
         match slot.phase {
             Phase::Ready => Found::Ready(number),
@@ -252,37 +290,37 @@ impl Table {
     fn settle(&mut self, number: u32, out: &mut Vec<StoreEvent>) -> bool {
         let slot = &mut self.slots[number as usize];
         let id = slot.id;
-        let layer = &mut self.layers[id.layer as usize];
+        let &Layer { number: layer, scope, .. } = &self.layers[id.layer as usize];
         match slot.phase {
             Phase::Free | Phase::Loading => return false,
             Phase::Queued => {
                 self.classes[slot.class as usize].loading -= 1;
-                out.push(StoreEvent::LoadCancelled { layer: layer.number, expert: id.expert });
+                out.push(StoreEvent::LoadCancelled { layer, expert: id.expert });
                 self.free(number);
             }
             Phase::Failed => self.free(number),
-            Phase::Ready if slot.kept => self.trim(id.layer, EvictReason::Replaced, out),
-            Phase::Ready if layer.cap == 0 => self.free(number),
+            Phase::Ready if slot.kept => self.trim(scope, EvictReason::Replaced, out),
+            Phase::Ready if self.scopes[scope].cap == 0 => self.free(number),
             Phase::Ready => {
                 slot.kept = true;
-                layer.kept += 1;
+                self.scopes[scope].kept += 1;
                 self.classes[slot.class as usize].in_flight -= 1;
-                self.policy.inserted(id.layer, number, id);
-                self.trim(id.layer, EvictReason::Replaced, out);
+                self.policy.inserted(scope as u32, number, id);
+                self.trim(scope, EvictReason::Replaced, out);
             }
         }
         true
     }
 
-    /// Evicts until the layer keeps no more than its cap, leased slots excepted.
-    fn trim(&mut self, layer: u32, reason: EvictReason, out: &mut Vec<StoreEvent>) {
-        while self.layers[layer as usize].kept > self.layers[layer as usize].cap {
+    /// Evicts until the scope keeps no more than its cap, leased slots excepted.
+    fn trim(&mut self, scope: usize, reason: EvictReason, out: &mut Vec<StoreEvent>) {
+        while self.scopes[scope].kept > self.scopes[scope].cap {
             let slots = &self.slots;
-            let Some(victim) = self.policy.victim(layer, &|s| slots[s as usize].holds == 0) else {
+            let Some(victim) = self.policy.victim(scope as u32, &|s| slots[s as usize].holds == 0) else {
                 return;
             };
-            self.policy.removed(layer, victim);
-            let expert = self.slots[victim as usize].id.expert;
+            self.policy.removed(scope as u32, victim);
+            let ExpertId { layer, expert } = self.slots[victim as usize].id;
             out.push(StoreEvent::Evicted { layer: self.layers[layer as usize].number, expert, reason });
             self.free(victim);
         }
@@ -293,7 +331,7 @@ impl Table {
         let layer = &mut self.layers[slot.id.layer as usize];
         let class = &mut self.classes[slot.class as usize];
         match slot.kept {
-            true => layer.kept -= 1,
+            true => self.scopes[layer.scope].kept -= 1,
             false => class.in_flight -= 1,
         }
         // A failed slot gave its place in the index up already, perhaps to a second attempt.
@@ -307,7 +345,7 @@ impl Table {
         class.free.push_back(number);
     }
 
-    /// Frees at least `over` bytes if it can: spare slots first, then kept ones, from the layers that keep
+    /// Frees at least `over` bytes if it can: spare slots first, then kept ones, from the scopes that keep
     /// most, whose caps stay lowered. Returns slots taken out of the table; see [`Table::given_back`].
     pub(crate) fn shrink(&mut self, over: u64, out: &mut Vec<StoreEvent>) -> Vec<u32> {
         let mut taken = Vec::new();
@@ -319,26 +357,26 @@ impl Table {
             if freed >= over {
                 break;
             }
-            let Some(layer) = (0..self.layers.len()).max_by_key(|&l| self.layers[l].kept) else {
+            let Some(scope) = (0..self.scopes.len()).max_by_key(|&s| self.scopes[s].kept) else {
                 break;
             };
-            if self.layers[layer].kept == 0 {
+            let before = self.scopes[scope].kept;
+            if before == 0 {
                 // Nothing is kept: even the slots of the next misses are better given back now.
                 self.harvest(over - freed, 0, &mut taken);
                 break;
             }
-            let before = self.layers[layer].kept;
-            self.layers[layer].cap = before - 1;
+            self.scopes[scope].cap = before - 1;
             evicted = true;
-            self.trim(layer as u32, EvictReason::Memory, out);
-            if self.layers[layer].kept == before {
+            self.trim(scope, EvictReason::Memory, out);
+            if self.scopes[scope].kept == before {
                 break; // Everything in it is leased.
             }
         }
-        if evicted {
+        if evicted && !self.pool {
             // No layer may grow back to what the fullest had to give up.
-            let level = self.layers.iter().map(|l| l.kept).max().unwrap_or(0);
-            self.layers.iter_mut().for_each(|l| l.cap = l.cap.min(level));
+            let level = self.scopes.iter().map(|s| s.kept).max().unwrap_or(0);
+            self.scopes.iter_mut().for_each(|s| s.cap = s.cap.min(level));
         }
         taken
     }
@@ -375,9 +413,9 @@ impl Table {
         }
     }
 
-    /// Smallest and largest cap of a layer.
+    /// Smallest and largest cap of a layer; in a pool the mean of its layers, rounded down.
     pub(crate) fn caps(&self) -> (usize, usize) {
-        let caps = || self.layers.iter().map(|l| l.cap);
+        let caps = || self.scopes.iter().map(|s| s.cap / s.layers.max(1));
         (caps().min().unwrap_or(0), caps().max().unwrap_or(0))
     }
 
@@ -424,12 +462,14 @@ impl Table {
                 return Some(format!("class {c}: {} in the free list", class.free.len()));
             }
         }
-        for (l, layer) in self.layers.iter().enumerate() {
-            let kept = self.slots.iter().filter(|s| s.kept && s.id.layer == l as u32);
+        for (n, scope) in self.scopes.iter().enumerate() {
+            let kept = self.slots.iter().filter(|s| s.kept && self.layers[s.id.layer as usize].scope == n);
             let (count, held) = kept.fold((0, 0), |(n, h), s| (n + 1, h + usize::from(s.holds > 0)));
-            if count != layer.kept || count > layer.cap.max(held) {
-                return Some(format!("layer {l}: keeps {count}, says {}, cap {}", layer.kept, layer.cap));
+            if count != scope.kept || count > scope.cap.max(held) {
+                return Some(format!("scope {n}: keeps {count}, says {}, cap {}", scope.kept, scope.cap));
             }
+        }
+        for (l, layer) in self.layers.iter().enumerate() {
             for (expert, &s) in (0u32..).zip(&layer.index) {
                 if s != NONE && self.slots[s as usize].id != (ExpertId { layer: l as u32, expert }) {
                     return Some(format!("layer {l} expert {expert} points at a stranger"));

@@ -123,6 +123,14 @@ pub struct OutputFlags {
 pub enum Policy {
     /// The expert whose last use is the longest ago
     Lru,
+    /// The same, experts used once going before those used twice
+    Slru,
+    /// The oldest expert that was not used for a round
+    Sieve,
+    /// The expert with the fewest uses, a use counting half after 16 tokens
+    Lfu,
+    /// The expert that the next token is least likely to use, by frequency and recency
+    Frecency,
 }
 
 /// Ways to read experts.

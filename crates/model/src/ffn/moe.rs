@@ -11,7 +11,7 @@ use crate::ffn::router::{self, Choice};
 use crate::ffn::{Experts, FeedForward};
 use crate::linear::Linear;
 use crate::load::Loader;
-use crate::observer::ModelEvent;
+use crate::observer::{ModelEvent, Selected};
 use crate::plan::MoePlan;
 use crate::step::StepContext;
 
@@ -170,6 +170,7 @@ impl FeedForward for Moe {
             selections: choices.iter().map(Vec::len).sum(),
             distinct: union.experts.len(),
         });
+        cx.observer.on_selected(&Selected { layer: self.layer, rows: &choices });
         experts.compute.begin(h, self.hidden, choices.len() * self.plan.top_k)?;
         // The shared expert is computed while the misses load.
         let mut shared = None;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::geometry::LayerExperts;
-use crate::policy::Lru;
+use crate::policy::{PolicyKind, PolicyShape};
 use crate::testing::place;
 use metaltail_container::Extent;
 use proptest::prelude::*;
@@ -11,14 +11,19 @@ const EXPERTS: u32 = 6;
 
 /// Two layers of one size and one of another.
 fn table(cap: usize, in_flight: usize) -> Table {
+    table_with(Keep { cap, pool: false }, in_flight, PolicyKind::Lru)
+}
+
+fn table_with(keep: Keep, in_flight: usize, policy: PolicyKind) -> Table {
     let layer = |layer, len| LayerExperts {
         layer,
         experts: vec![place(&[Extent { file: 0, offset: 0, len }]); EXPERTS as usize],
     };
     let geometry = Geometry::new(&[layer(0, 4096), layer(1, 4096), layer(2, 65_536)]).unwrap();
-    let slots: Vec<usize> = geometry.kept_slots(cap).iter().map(|n| n + in_flight).collect();
-    let policy = Box::new(Lru::new(3, slots.iter().sum()));
-    Table::new(&geometry, &[0, 1, 2], &slots, cap, in_flight, policy)
+    let slots: Vec<usize> = geometry.kept_slots(keep.cap).iter().map(|n| n + in_flight).collect();
+    let experts = vec![EXPERTS as usize; 3];
+    let shape = PolicyShape { scopes: keep.scopes(&geometry), slots: slots.iter().sum(), experts };
+    Table::new(&geometry, &[0, 1, 2], &slots, keep, in_flight, policy.build(&shape))
 }
 
 /// What a random walk knows of the table.
@@ -35,7 +40,10 @@ impl Walk {
         let id = ExpertId { layer: pick % 3, expert: pick / 3 % EXPERTS };
         let at = |len: usize| (len > 0).then(|| pick as usize % len.max(1));
         match op {
-            0..=3 => match t.look_up(id) {
+            0..=3 => match {
+                t.begin_step(id.layer, &[id.expert]);
+                t.look_up(id)
+            } {
                 Found::Ready(slot) | Found::Coming(slot) => self.holds.push(slot),
                 Found::Missing => self.holds.extend(t.start_load(id, Instant::now())),
             },
@@ -67,10 +75,10 @@ impl Walk {
 proptest! {
     #[test]
     fn no_interleaving_makes_the_table_contradict_itself(
-        cap in 0usize..4, in_flight in 1usize..4,
+        cap in 0usize..4, in_flight in 1usize..4, pool: bool, policy in 0..PolicyKind::ALL.len(),
         ops in prop::collection::vec((0u8..12, any::<u16>()), 0..300),
     ) {
-        let mut t = table(cap, in_flight);
+        let mut t = table_with(Keep { cap, pool }, in_flight, PolicyKind::ALL[policy]);
         let mut walk = Walk::default();
         for (op, pick) in ops {
             walk.step(&mut t, op, u32::from(pick));
@@ -107,4 +115,31 @@ fn shrinking_takes_from_the_fullest_and_does_not_grow_back() {
     assert_eq!(taken.len(), 1);
     assert_eq!((t.kept(0), t.kept(1)), (vec![2, 3], vec![1]), "{events:?}");
     assert_eq!(t.caps(), (1, 2));
+}
+
+#[test]
+fn a_pool_gives_its_slots_to_the_layer_that_uses_them() {
+    let mut t = table_with(Keep { cap: 2, pool: true }, 1, PolicyKind::Lru);
+    let mut out = Vec::new();
+    let mut load = |t: &mut Table, layer, expert| {
+        t.begin_step(layer, &[expert]);
+        let slot = t.start_load(ExpertId { layer, expert }, Instant::now()).unwrap();
+        t.take_job().unwrap();
+        t.complete(slot, Ok(1), &mut Vec::new());
+        t.release(slot, &mut out);
+    };
+    load(&mut t, 1, 0);
+    // Layers 0 and 1 share four slots; layer 2, of another size, has two of its own.
+    (0..4).for_each(|e| load(&mut t, 0, e));
+    (0..3).for_each(|e| load(&mut t, 2, e));
+    assert_eq!((t.kept(0), t.kept(1), t.kept(2)), (vec![0, 1, 2, 3], vec![], vec![1, 2]));
+    assert_eq!(t.caps(), (2, 2));
+    let evicted: Vec<_> = out
+        .iter()
+        .filter_map(|event| match event {
+            StoreEvent::Evicted { layer, expert, .. } => Some((*layer, *expert)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(evicted, [(1, 0), (2, 0)], "the event names the victim's layer");
 }
