@@ -229,7 +229,7 @@ impl Replacement for Frecency {
         let mut filled = self.filled[scope as usize];
         while filled != 0 {
             let bucket = filled.trailing_zeros();
-            if let Some(slot) = self.buckets.from_newest(Self::list(scope, bucket), evictable) {
+            if let Some(slot) = self.buckets.newest_that(Self::list(scope, bucket), evictable) {
                 return Some(slot);
             }
             filled &= filled - 1;

@@ -163,7 +163,7 @@ impl Replacement for Lfu {
             if place >= end {
                 break;
             }
-            let found = self.lists.from_oldest(Self::list(scope, place), evictable);
+            let found = self.lists.oldest_that(Self::list(scope, place), evictable);
             if found.is_some_and(|slot| slot != NONE) {
                 return found;
             }

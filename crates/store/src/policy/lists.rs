@@ -80,7 +80,7 @@ impl Lists {
     }
 
     /// The first slot that passes, oldest first.
-    pub(super) fn from_oldest(&self, list: usize, passes: &dyn Fn(u32) -> bool) -> Option<u32> {
+    pub(super) fn oldest_that(&self, list: usize, passes: &dyn Fn(u32) -> bool) -> Option<u32> {
         let mut slot = self.ends[list].oldest;
         while slot != NONE && !passes(slot) {
             slot = self.links[slot as usize].newer;
@@ -89,7 +89,7 @@ impl Lists {
     }
 
     /// The first slot that passes, newest first.
-    pub(super) fn from_newest(&self, list: usize, passes: &dyn Fn(u32) -> bool) -> Option<u32> {
+    pub(super) fn newest_that(&self, list: usize, passes: &dyn Fn(u32) -> bool) -> Option<u32> {
         let mut slot = self.ends[list].newest;
         while slot != NONE && !passes(slot) {
             slot = self.links[slot as usize].older;

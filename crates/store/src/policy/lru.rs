@@ -30,6 +30,6 @@ impl Replacement for Lru {
     }
 
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {
-        self.lists.from_oldest(scope as usize, evictable)
+        self.lists.oldest_that(scope as usize, evictable)
     }
 }

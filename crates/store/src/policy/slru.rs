@@ -71,6 +71,6 @@ impl Replacement for Slru {
 
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {
         let list = 2 * scope as usize;
-        self.lists.from_oldest(list, evictable).or_else(|| self.lists.from_oldest(list + 1, evictable))
+        self.lists.oldest_that(list, evictable).or_else(|| self.lists.oldest_that(list + 1, evictable))
     }
 }

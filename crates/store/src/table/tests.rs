@@ -40,13 +40,13 @@ impl Walk {
         let id = ExpertId { layer: pick % 3, expert: pick / 3 % EXPERTS };
         let at = |len: usize| (len > 0).then(|| pick as usize % len.max(1));
         match op {
-            0..=3 => match {
+            0..=3 => {
                 t.begin_step(id.layer, &[id.expert]);
-                t.look_up(id)
-            } {
-                Found::Ready(slot) | Found::Coming(slot) => self.holds.push(slot),
-                Found::Missing => self.holds.extend(t.start_load(id, Instant::now())),
-            },
+                match t.look_up(id) {
+                    Found::Ready(slot) | Found::Coming(slot) => self.holds.push(slot),
+                    Found::Missing => self.holds.extend(t.start_load(id, Instant::now())),
+                }
+            }
             4 | 5 => self.jobs.extend(t.take_job()),
             6 | 7 => {
                 if let Some(at) = at(self.jobs.len()) {
