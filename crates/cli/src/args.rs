@@ -247,6 +247,7 @@ pub struct TraceArgs {
 }
 
 /// What can be done with traces.
+#[allow(clippy::large_enum_variant, reason = "parsed once")]
 #[derive(Subcommand, Debug)]
 pub enum TraceCommand {
     /// Write the experts that a model chooses, token by token
