@@ -193,7 +193,7 @@ impl Measured {
         let mut text = format!("\n{model}, {} threads\n{}", self.resolved.threads, table(&rows, &[]));
         if !self.resident() {
             text.push_str(&format!(
-                "note: {:.3} % of the experts looked up were in memory; the rest was read from the drive in these rounds. Where that is much, more --ram or a larger --cap holds them all\n",
+                "note: {:.3} % of the experts looked up were in memory, the rest was read from the drive: this is not the speed of a resident model. More --ram or a larger --cap holds them all\n",
                 100.0 * report.hit_rate
             ));
         }

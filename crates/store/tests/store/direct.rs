@@ -57,5 +57,6 @@ fn the_automatic_choice_says_why() {
     let (store, events) = fetched(dir.path(), Direct::Auto).unwrap();
     let mode = store.io_mode();
     assert!(!mode.direct && mode.reason.contains("page cache"), "{mode:?}");
-    assert!(events.iter().any(|e| matches!(e, StoreEvent::Notice(text) if text.contains("page cache"))));
+    // Chosen because the experts fit: nothing that a user should have to read.
+    assert!(!mode.makeshift && !events.iter().any(|e| matches!(e, StoreEvent::Notice(_))));
 }
