@@ -31,7 +31,7 @@ pub struct EngineOptions {
     /// Experts kept a layer.
     pub cap: Option<usize>,
     /// Which kept expert makes room for another.
-    /// [`DEFAULT_POLICY`] unless told otherwise.
+    /// Frecency unless told otherwise.
     pub policy: Option<PolicyKind>,
     /// Loader threads.
     pub loaders: Option<usize>,
