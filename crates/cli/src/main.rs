@@ -2,6 +2,7 @@
 //!
 //! It parses the command line, resolves the settings once, and hands both to a command; whatever
 //! goes wrong comes back here as one [`exit::Failure`].
+#![forbid(unsafe_code)]
 
 use std::ffi::OsString;
 use std::path::Path;

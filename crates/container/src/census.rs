@@ -190,13 +190,6 @@ pub fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Layers that belong to the draft.
-fn draft_layers(inventory: &Inventory) -> BTreeSet<u32> {
-    let experts = inventory.experts.iter().filter(|e| e.draft).map(|e| e.layer);
-    let dense = inventory.tensors.iter().filter(|t| t.role == Role::Draft).filter_map(|t| t.layer);
-    experts.chain(dense).collect()
-}
-
 fn is_draft(spec: &TensorSpec, layers: &BTreeSet<u32>) -> bool {
     spec.role == Role::Draft || spec.layer.is_some_and(|layer| layers.contains(&layer))
 }
@@ -209,7 +202,7 @@ impl Checkpoint {
     /// type or size does not fit.
     pub fn check(&self, inventory: &Inventory) -> Result<Census, Error> {
         self.refuse_missing(inventory)?;
-        let draft_layers = draft_layers(inventory);
+        let draft_layers = inventory.draft_layers();
         let draft = self.draft(inventory);
         let use_draft = draft == Draft::Complete;
         let mut census = Census {
@@ -252,7 +245,7 @@ impl Checkpoint {
 
     /// State of the draft layer.
     pub fn draft(&self, inventory: &Inventory) -> Draft {
-        let layers = draft_layers(inventory);
+        let layers = inventory.draft_layers();
         let dense = inventory.tensors.iter().filter(|spec| is_draft(spec, &layers));
         let experts = inventory.experts.iter().filter(|layer| layer.draft);
         let names = dense.map(|spec| spec.name.clone()).chain(experts.flat_map(expert_names));

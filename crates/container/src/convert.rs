@@ -29,7 +29,7 @@ use crate::slab_writer::directory::NewDirs;
 use crate::slab_writer::file::write_atomic;
 use crate::slab_writer::parallel::worker_threads;
 use crate::slab_writer::{DENSE_FILE, Finished, SlabFile, SlabPlan, write_file, write_manifest};
-use crate::{Checkpoint, ExpertLayerSpec, Inventory, Part, Role, TensorSpec};
+use crate::{Checkpoint, ExpertLayerSpec, Inventory, Part, TensorSpec};
 
 /// Small files that a container takes over from its source, where present.
 pub const COPIED: [&str; 5] = [
@@ -144,7 +144,7 @@ impl ConvertPlan {
         // An incomplete draft layer cannot be used, so the container leaves it out.
         let absent = match source.draft_complete(inventory) {
             true => BTreeSet::new(),
-            false => draft_layers(inventory),
+            false => inventory.draft_layers(),
         };
         let mut dense = Vec::new();
         for spec in &inventory.tensors {
@@ -374,13 +374,6 @@ fn refuse_full(dir: &Path, plan: &ConvertPlan, journal: &Journal) -> Result<(), 
         Some(free) if free < wanted => Err(WriteError::Space { dir: dir.to_owned(), wanted, free }),
         _ => Ok(()),
     }
-}
-
-/// The layers that belong to the draft: the one with draft experts, and those of draft matrices.
-pub(crate) fn draft_layers(inventory: &Inventory) -> BTreeSet<u32> {
-    let experts = inventory.experts.iter().filter(|e| e.draft).map(|e| e.layer);
-    let dense = inventory.tensors.iter().filter(|t| t.role == Role::Draft).filter_map(|t| t.layer);
-    experts.chain(dense).collect()
 }
 
 /// The layout of a dense tensor: f32 for vectors and for what the role keeps, else the target.

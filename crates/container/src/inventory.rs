@@ -3,6 +3,8 @@
 //! The model room derives an [`Inventory`] from a configuration; this room never knows a family.
 //! Census, convert and synth all work from it.
 
+use std::collections::BTreeSet;
+
 /// What a tensor is for; decides the format that `convert` stores it in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -116,4 +118,13 @@ pub struct Inventory {
     pub tensors: Vec<TensorSpec>,
     /// Layers that have routed experts, ascending; the draft layer, if any, last.
     pub experts: Vec<ExpertLayerSpec>,
+}
+
+impl Inventory {
+    /// The layers that belong to the draft: the one with draft experts, and those of draft matrices.
+    pub(crate) fn draft_layers(&self) -> BTreeSet<u32> {
+        let experts = self.experts.iter().filter(|e| e.draft).map(|e| e.layer);
+        let dense = self.tensors.iter().filter(|t| t.role == Role::Draft).filter_map(|t| t.layer);
+        experts.chain(dense).collect()
+    }
 }

@@ -4,6 +4,7 @@
 //! holds it against an [`Inventory`] before anything is allocated. Every size and offset of a file
 //! is checked; a hostile file is an [`Error`], never a panic. Layouts: `docs/design/containers.md`
 //! and `docs/design/slab.md`.
+#![forbid(unsafe_code)]
 
 mod census;
 mod checkpoint;

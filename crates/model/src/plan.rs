@@ -124,8 +124,6 @@ pub struct GqaPlan {
 /// What the norm of queries and keys runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// No norm.
-    None,
     /// Each head alone.
     Head,
     /// The whole projection.
@@ -283,7 +281,6 @@ impl GqaPlan {
         out.matrix("self_attn.v_proj.weight", kv, hidden, Role::Attention);
         out.matrix("self_attn.o_proj.weight", hidden, q, Role::Attention);
         let norms = match self.qk_norm {
-            QkNorm::None => return,
             QkNorm::Head => (self.head_dim, self.head_dim),
             QkNorm::Projection => (q, kv),
         };

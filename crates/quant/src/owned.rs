@@ -39,9 +39,4 @@ impl OwnedMatrix {
     pub fn as_ref(&self) -> MatrixRef<'_> {
         MatrixRef::of_owned(self.layout, &self.weights, &self.scales)
     }
-
-    /// Weights and scales.
-    pub fn into_parts(self) -> (MatrixLayout, Vec<u8>, Vec<u8>) {
-        (self.layout, self.weights, self.scales)
-    }
 }

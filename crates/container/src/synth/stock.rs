@@ -8,7 +8,6 @@ use serde_json::json;
 
 use super::values::Values;
 use super::{Layouts, Meter};
-use crate::convert::draft_layers;
 use crate::convert::transcode::transcode;
 use crate::slab::SCALES_SUFFIX;
 use crate::slab_writer::WriteError;
@@ -130,7 +129,7 @@ fn rank(dtype: &str) -> u8 {
 
 /// All matrices, layer by layer.
 fn units(inventory: &Inventory, layouts: &Layouts) -> Result<Vec<Unit>, WriteError> {
-    let draft_layers = draft_layers(inventory);
+    let draft_layers = inventory.draft_layers();
     let mut units = Vec::new();
     for spec in &inventory.tensors {
         let layout = layouts.dense(spec)?;

@@ -6,7 +6,7 @@ use crate::attention::Attention;
 use crate::error::ModelError;
 use crate::linear::Linear;
 use crate::load::Loader;
-use crate::plan::{GqaPlan, QkNorm};
+use crate::plan::GqaPlan;
 use crate::step::StepContext;
 
 /// Grouped-query attention with its weights.
@@ -16,34 +16,26 @@ pub(super) struct Gqa {
     key: Linear,
     value: Linear,
     output: Linear,
-    norms: Option<(Vec<f32>, Vec<f32>)>,
+    norms: (Vec<f32>, Vec<f32>),
 }
 
 impl Gqa {
     pub(super) fn load(plan: &GqaPlan, prefix: &str, loader: &Loader<'_>) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{prefix}self_attn.{part}.weight");
-        let norms = match plan.qk_norm {
-            QkNorm::None => None,
-            QkNorm::Head | QkNorm::Projection => {
-                Some((loader.floats(&name("q_norm"))?, loader.floats(&name("k_norm"))?))
-            }
-        };
         Ok(Gqa {
             plan: plan.clone(),
             query: Linear::load(&name("q_proj"), loader)?,
             key: Linear::load(&name("k_proj"), loader)?,
             value: Linear::load(&name("v_proj"), loader)?,
             output: Linear::load(&name("o_proj"), loader)?,
-            norms,
+            norms: (loader.floats(&name("q_norm"))?, loader.floats(&name("k_norm"))?),
         })
     }
 
     /// Norms (over pieces as long as `norm`) and rotates all heads of one row.
-    fn prepare(&self, norm: Option<&[f32]>, position: u32, row: &mut [f32]) {
-        if let Some(norm) = norm {
-            for piece in row.chunks_mut(norm.len()) {
-                rms_norm_in_place(piece, norm, self.plan.qk_norm_eps);
-            }
+    fn prepare(&self, norm: &[f32], position: u32, row: &mut [f32]) {
+        for piece in row.chunks_mut(norm.len()) {
+            rms_norm_in_place(piece, norm, self.plan.qk_norm_eps);
         }
         let angles = self.plan.rope.angles(position);
         for head in row.chunks_mut(self.plan.head_dim) {
@@ -56,10 +48,9 @@ impl Gqa {
         let width = self.plan.kv_heads * self.plan.head_dim;
         let mut keys = self.key.forward(cx.kernels, cx.pool, h, n);
         let values = self.value.forward(cx.kernels, cx.pool, h, n);
-        let norm = self.norms.as_ref().map(|(_, key)| key.as_slice());
         for (i, row) in cx.rows.iter().enumerate() {
             let span = i * width..(i + 1) * width;
-            self.prepare(norm, row.position, &mut keys[span.clone()]);
+            self.prepare(&self.norms.1, row.position, &mut keys[span.clone()]);
             let streams = cx.caches[row.sequence].streams_mut(slot);
             streams[0].row_mut(row.position as usize).copy_from_slice(&keys[span.clone()]);
             streams[1].row_mut(row.position as usize).copy_from_slice(&values[span]);
@@ -79,9 +70,8 @@ impl Attention for Gqa {
         let (heads, dim) = (self.plan.heads, self.plan.head_dim);
         let share = heads / self.plan.kv_heads;
         let mut queries = self.query.forward(cx.kernels, cx.pool, h, n);
-        let norm = self.norms.as_ref().map(|(query, _)| query.as_slice());
         for (row, query) in cx.rows.iter().zip(queries.chunks_mut(heads * dim)) {
-            self.prepare(norm, row.position, query);
+            self.prepare(&self.norms.0, row.position, query);
         }
         self.remember(cx, slot, h);
         let mut mixed = vec![0.0; n * heads * dim];
