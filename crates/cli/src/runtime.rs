@@ -150,7 +150,9 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
     EngineOptions {
         ram: settings.ram,
         cap: settings.cap,
+        cap_growth: settings.cap_growth,
         policy: policy(settings),
+        prefetch: settings.prefetch,
         loaders: settings.loaders,
         direct: match settings.direct {
             None | Some(settings::Direct::Auto) => metaltail_store::Direct::Auto,

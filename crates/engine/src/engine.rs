@@ -1,17 +1,20 @@
 //! A loaded model with its store, its threads and its settings.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use metaltail_container::Checkpoint;
 use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
-use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places};
+use metaltail_model::{
+    CancelFlag, Experts, Foresight, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places,
+};
 use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Machine, PolicyKind, StoreConfig};
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
 use crate::telemetry::Telemetry;
+use crate::upkeep::Upkeep;
 
 /// Rows of a prefill step where nothing is said: enough that most experts of a layer are shared
 /// by several rows, little enough that scratch stays small.
@@ -30,9 +33,13 @@ pub struct EngineOptions {
     pub ram: Option<u64>,
     /// Experts kept a layer.
     pub cap: Option<usize>,
+    /// Whether the cache grows while running where memory allows. On unless a cap is given.
+    pub cap_growth: Option<bool>,
     /// Which kept expert makes room for another.
     /// Frecency unless told otherwise.
     pub policy: Option<PolicyKind>,
+    /// Whether experts may be loaded ahead of demand. On unless told otherwise.
+    pub prefetch: Option<bool>,
     /// Loader threads.
     pub loaders: Option<usize>,
     /// Direct or buffered reads.
@@ -62,8 +69,12 @@ pub struct Resolved {
     pub ram: u64,
     /// Experts kept a layer; the mean where layers share their slots.
     pub cap: usize,
+    /// `on` or `off`.
+    pub cap_growth: String,
     /// Which kept expert makes room for another.
     pub policy: &'static str,
+    /// `on` or `off`: whether experts may be loaded ahead of demand.
+    pub prefetch: String,
     /// Whether layers share their slots.
     pub pool: bool,
     /// Loader threads.
@@ -93,6 +104,7 @@ pub struct Engine {
     telemetry: Arc<Telemetry>,
     budget: Budget,
     resolved: Resolved,
+    upkeep: Mutex<Upkeep>,
 }
 
 impl Engine {
@@ -131,11 +143,14 @@ impl Engine {
             // A cap is a demand of each layer; the budget alone is shared by all.
             pool: options.cap.is_none() && policy.suits_pool(),
             in_flight: settled.fit.in_flight,
+            staging: settled.fit.staging,
             loaders: settled.loaders,
             direct: options.direct,
             checksums,
             ..StoreConfig::default()
         };
+        let growth = options.cap_growth.unwrap_or(options.cap.is_none());
+        let prefetch = options.prefetch.unwrap_or(true);
         let pool = Arc::new(Pool::new(settled.threads));
         let kernels = Kernels::best();
         let store = ExpertStore::open(checkpoint.files(), places.clone(), config.clone(), telemetry.clone())?;
@@ -157,7 +172,9 @@ impl Engine {
             container: checkpoint.kind().to_string(),
             ram: settled.budget.limit,
             cap: config.cap,
+            cap_growth: on_off(growth),
             policy: policy.name(),
+            prefetch: on_off(prefetch),
             pool: config.pool,
             loaders: config.loaders,
             direct: on_off(store.io_mode().direct),
@@ -168,7 +185,10 @@ impl Engine {
             isa: kernels.isa().to_string(),
             exact: options.exact,
         };
+        let upkeep = Upkeep::new(&settled.budget, &store, growth, prefetch && config.staging > 0);
+        warn_of_cliff(&model, &store, policy, &telemetry);
         Ok(Engine {
+            upkeep: Mutex::new(upkeep),
             compute: Mutex::new(Box::new(CpuExperts::new(pool, kernels, numerics))),
             checkpoint,
             model,
@@ -235,18 +255,34 @@ impl Engine {
         cancel: &CancelFlag,
     ) -> Result<Vec<f32>, EngineError> {
         let start = Instant::now();
+        let felt = self.telemetry.felt_wait();
+        let ahead = rows.len() == 1 && self.upkeep().loads_ahead();
+        if ahead {
+            self.telemetry.prefetching();
+        }
         // One pass at a time uses the device; a panic in a pass leaves it usable, since `begin`
         // starts it anew.
         let mut compute = self.compute.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut experts = Experts { store: &self.store, compute: compute.as_mut() };
+        let foresight = if ahead { Foresight::on() } else { Foresight::off() };
+        let mut experts = Experts { store: &self.store, compute: compute.as_mut(), foresight };
         let hidden = self.model.forward(rows, caches, &mut experts, &*self.telemetry, cancel)?;
         drop(compute);
+        let took = start.elapsed();
+        if rows.len() == 1 {
+            let felt = Duration::from_secs_f64((self.telemetry.felt_wait() - felt).max(0.0));
+            self.upkeep().record(took, felt);
+        }
         let anonymous = Machine::own_anon_now().ok();
-        self.telemetry.step(rows.len(), start.elapsed(), anonymous);
+        self.telemetry.step(rows.len(), took, anonymous);
         if let Some(anonymous) = anonymous {
-            self.store.enforce(self.budget.limit, anonymous);
+            self.upkeep().keep_budget(&self.store, &self.telemetry, anonymous);
         }
         Ok(hidden)
+    }
+
+    fn upkeep(&self) -> MutexGuard<'_, Upkeep> {
+        // What is decided in it is plain numbers, right after a panic elsewhere too.
+        self.upkeep.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Logits of hidden states: n × vocabulary.
@@ -260,4 +296,20 @@ impl Engine {
             Some(at) => Err(EngineError::NotFinite { id: at % self.plan().vocab, value: logits[at] }),
         }
     }
+}
+
+/// Says so where the cache is smaller than what one token uses: there, recency alone finds nothing.
+fn warn_of_cliff(model: &Model, store: &ExpertStore, policy: PolicyKind, telemetry: &Telemetry) {
+    let token: usize = model.plan().layers.iter().filter_map(|l| l.moe()).map(|moe| moe.top_k).sum();
+    let slots = store.cached_slots();
+    if slots == 0 || slots >= token {
+        return;
+    }
+    let what = match policy.suits_pool() {
+        true => format!("{policy} keeps the likeliest ones, where recency alone would find nothing"),
+        false => format!("{policy} goes by recency and will find next to nothing; --policy frecency will"),
+    };
+    telemetry.notice(&format!(
+        "the cache has room for {slots} experts and one token uses {token}: {what}. More --ram helps most here"
+    ));
 }

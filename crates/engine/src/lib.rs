@@ -8,11 +8,13 @@
 mod engine;
 mod error;
 pub mod memory;
+mod prefetch;
 pub mod sampler;
 mod score;
 mod session;
 pub mod stop;
 pub mod telemetry;
+mod upkeep;
 
 pub use engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, Engine, EngineOptions, Resolved};
 pub use error::EngineError;

@@ -2,17 +2,17 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::StoreError;
-use crate::event::StoreEvent;
+use crate::event::{LoadRank, StoreEvent};
 use crate::geometry::segments;
 use crate::io::{RunFault, Traffic, read_run};
 use crate::policy::ExpertId;
 use crate::store::Shared;
-use crate::table::Job;
+use crate::sync::thread::{self, JoinHandle};
+use crate::table::{Ended, Job};
 
 /// Threads that end with the value, after the reads they are in.
 pub(crate) struct Loaders {
@@ -25,7 +25,7 @@ impl Loaders {
         let mut loaders = Loaders { shared: Arc::clone(shared), threads: Vec::with_capacity(count) };
         for number in 0..count {
             let shared = Arc::clone(shared);
-            let thread = std::thread::Builder::new()
+            let thread = thread::Builder::new()
                 .name(format!("mt-loader-{number}"))
                 .spawn(move || {
                     while let Some(job) = shared.next_job() {
@@ -53,12 +53,15 @@ impl Drop for Loaders {
 fn run(shared: &Arc<Shared>, job: Job) {
     let caught = catch_unwind(AssertUnwindSafe(|| load(shared, job)));
     let result = caught.unwrap_or_else(|_| Err(StoreError::Internal("a loader panicked".into())));
-    shared.complete(job.slot, result);
+    shared.complete(job.slot, result.unwrap_or_else(Ended::Failed));
 }
 
-/// Fills the job's slot; the generation of its bytes.
-fn load(shared: &Arc<Shared>, job: Job) -> Result<u64, StoreError> {
+/// Fills the job's slot.
+fn load(shared: &Arc<Shared>, job: Job) -> Result<Ended, StoreError> {
     let (layer, expert) = (shared.layers[job.id.layer as usize].layer, job.id.expert);
+    if job.rank != LoadRank::Demand && shared.should_stop(&job) {
+        return Ok(Ended::Stopped);
+    }
     shared.emit(&StoreEvent::ReadStarted { layer, expert, queued: job.queued.elapsed() });
     let mut slot = shared.arena.begin_write(job.slot).ok_or_else(|| {
         StoreError::Internal(format!("slot {} was free in the table and leased in the arena", job.slot))
@@ -79,10 +82,11 @@ fn load(shared: &Arc<Shared>, job: Job) -> Result<u64, StoreError> {
         })
     });
     let Traffic { bytes, calls, service } = traffic;
-    shared.emit(&StoreEvent::ReadFinished { layer, expert, bytes, calls, service, ok: read.is_ok() });
+    let (rank, ok) = (job.rank, read.is_ok());
+    shared.emit(&StoreEvent::ReadFinished { layer, expert, bytes, calls, service, rank, ok });
     read?;
     verify(shared, job.id, &slot)?;
-    Ok(slot.generation())
+    Ok(Ended::Loaded { generation: slot.generation(), bytes })
 }
 
 /// Compares the checksum at an expert's first load.
