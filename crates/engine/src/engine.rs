@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use metaltail_container::Checkpoint;
+use metaltail_container::{Checkpoint, Drive};
 use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places};
-use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Io, Machine, PolicyKind, StoreConfig};
+use metaltail_store::{
+    Budget, Direct, DriveFiles, ExpertStore, Geometry, Io, Machine, PolicyKind, StoreConfig,
+};
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
@@ -37,6 +39,9 @@ pub struct EngineOptions {
     pub loaders: Option<usize>,
     /// Direct or buffered reads.
     pub direct: Direct,
+    /// Further directories with copies of the model's weight files, or with files that it lacks; on other
+    /// drives, as a rule.
+    pub further: Vec<PathBuf>,
     /// What carries reads of experts out.
     pub io: Io,
     /// Longest part of an expert that is read at once, in bytes.
@@ -114,7 +119,7 @@ impl Engine {
         telemetry: Arc<Telemetry>,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Engine, EngineError> {
-        let mut checkpoint = Checkpoint::open(dir)?;
+        let mut checkpoint = Checkpoint::open_with(dir, &options.further)?;
         let checksums = options.checksums.unwrap_or(true);
         checkpoint.verify_dense(checksums);
         let plan = Plan::from_config(checkpoint.config())?.with_mla_form(options.mla_form);
@@ -146,7 +151,9 @@ impl Engine {
         };
         let pool = Arc::new(Pool::new(settled.threads));
         let kernels = Kernels::best();
-        let store = ExpertStore::open(checkpoint.files(), places.clone(), config.clone(), telemetry.clone())?;
+        let drive = |drive: &Drive| DriveFiles { dir: drive.dir.clone(), files: drive.files.clone() };
+        let drives: Vec<DriveFiles> = checkpoint.drives().iter().map(drive).collect();
+        let store = ExpertStore::open_drives(&drives, places.clone(), config.clone(), telemetry.clone())?;
         let loaded = std::cell::Cell::new(0);
         let load = LoadOptions {
             kernels,

@@ -46,7 +46,8 @@ pub struct StoreConfig {
     pub chunk_bytes: Option<u64>,
     /// Slots for experts on their way or leased and not kept, for each size class; at least 1.
     pub in_flight: usize,
-    /// Whether an expert's checksum, where the container has one, is verified at its first load.
+    /// Whether an expert's checksum, where the container has one, is verified: at its first load, and at every
+    /// one where several drives have it.
     pub checksums: bool,
     /// Longest wait for an expert before the fetch reports a stall.
     pub patience: Duration,
@@ -179,8 +180,11 @@ impl Shared {
         self.bell.ring_all();
     }
 
+    /// Whether an expert's checksum is to be computed: at its first load; at every one where its bytes may
+    /// come from several drives, in any mixture.
     pub(crate) fn needs_check(&self, id: ExpertId) -> bool {
-        self.checksums && !self.lock().verified[id.layer as usize][id.expert as usize]
+        let mixed = || self.place(id).runs.iter().any(|run| self.drives.has_copies(run.file));
+        self.checksums && (mixed() || !self.lock().verified[id.layer as usize][id.expert as usize])
     }
 
     pub(crate) fn checked(&self, id: ExpertId) {
@@ -265,7 +269,7 @@ impl ExpertStore {
         ExpertStore::build(named.collect(), &[], mode, layers, config, observer)
     }
 
-    fn build(
+    pub(crate) fn build(
         drives: Vec<(PathBuf, Box<dyn ExpertReader>)>,
         rates: &[Option<f64>],
         mode: IoMode,
