@@ -5,6 +5,7 @@ use std::fmt::Write;
 use metaltail_engine::sampler::Sampling;
 use metaltail_engine::telemetry::{Figures, PhaseFigures};
 use metaltail_engine::{Engine, Resolved};
+use metaltail_store::DriveFigures;
 use serde_json::{Map, Value, json};
 
 use crate::settings::Settings;
@@ -114,6 +115,7 @@ impl Report<'_> {
                 "busy_seconds": figures.io.busy_seconds,
                 "mean_depth": mean_depth,
                 "idle_share": idle_share,
+                "drives": self.drives(),
                 "prefetch": {"issued_bytes": null, "useful_bytes": null, "wasted_bytes": null},
             },
             "device": {
@@ -136,6 +138,20 @@ impl Report<'_> {
             "notices": figures.notices,
             "config": self.config(),
         })
+    }
+
+    /// What each directory's drive carried since the model was opened.
+    fn drives(&self) -> Value {
+        let drive = |drive: DriveFigures| {
+            json!({
+                "path": drive.path.to_string_lossy(),
+                "bytes": drive.bytes,
+                "reads": drive.reads,
+                "bytes_per_second": drive.bytes_per_second,
+                "set_aside": drive.set_aside,
+            })
+        };
+        self.engine.store().drives().into_iter().map(drive).collect()
     }
 
     fn memory(&self) -> Value {
@@ -241,6 +257,14 @@ impl Report<'_> {
             let _ = write!(line, "; depth {depth:.1}, idle {:.0} %", 100.0 * idle);
         }
         push(out, "drive", &line);
+        let drives = self.engine.store().drives();
+        if drives.len() > 1 {
+            let share = |drive: &DriveFigures| {
+                let aside = if drive.set_aside { " (set aside)" } else { "" };
+                format!("{} from {}{aside}", bytes(drive.bytes), drive.path.display())
+            };
+            push(out, "drives", &drives.iter().map(share).collect::<Vec<_>>().join(", "));
+        }
     }
 
     fn push_memory(&self, out: &mut String) {
