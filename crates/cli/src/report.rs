@@ -5,6 +5,7 @@ use std::fmt::Write;
 use metaltail_engine::sampler::Sampling;
 use metaltail_engine::telemetry::{Figures, PhaseFigures};
 use metaltail_engine::{Engine, Resolved};
+use metaltail_store::DriveFigures;
 use serde_json::{Map, Value, json};
 
 use crate::settings::Settings;
@@ -109,6 +110,7 @@ impl Report<'_> {
                 "mean_depth": mean_depth,
                 "idle_share": idle_share,
                 "felt_wait_by_layer": felt_by_layer(figures),
+                "drives": self.drives(),
                 "prefetch": self.prefetch(),
             },
             "device": {
@@ -147,6 +149,20 @@ impl Report<'_> {
         })
     }
 
+    /// What each directory's drive carried since the model was opened.
+    fn drives(&self) -> Value {
+        let drive = |drive: DriveFigures| {
+            json!({
+                "path": drive.path.to_string_lossy(),
+                "bytes": drive.bytes,
+                "reads": drive.reads,
+                "bytes_per_second": drive.bytes_per_second,
+                "set_aside": drive.set_aside,
+            })
+        };
+        self.engine.store().drives().into_iter().map(drive).collect()
+    }
+
     fn memory(&self) -> Value {
         let budget = self.engine.budget();
         let terms: Map<String, Value> =
@@ -176,7 +192,6 @@ impl Report<'_> {
         config.insert("json".into(), json!(self.settings.json()));
         config.insert("verbose".into(), json!(self.settings.verbose()));
         // What each of these became where nothing was said: there is one of each.
-        config.insert("io".into(), json!("threads"));
         config.insert("device".into(), json!(self.engine.device()));
         config.insert("draft".into(), json!("off"));
         config.insert("origins".into(), Value::Object(self.settings.origins()));
@@ -242,8 +257,10 @@ impl Report<'_> {
     fn push_drive(&self, out: &mut String) {
         let (io, total) = (&self.figures.io, self.totals());
         let (depth, idle) = self.drive_use();
-        let way = if self.engine.store().io_mode().direct { "direct" } else { "buffered" };
-        let mut line = format!("{} in {} {way} reads", bytes(io.bytes), io.reads);
+        let mode = self.engine.store().io_mode();
+        let way = if mode.direct { "direct" } else { "buffered" };
+        let by = if mode.uring { "io_uring" } else { "threads" };
+        let mut line = format!("{} in {} {way} reads by {by}", bytes(io.bytes), io.reads);
         if let Some(cold) = self.cold_bytes {
             let _ = write!(line, ", {} from the drive itself", bytes(cold));
         }
@@ -258,6 +275,14 @@ impl Report<'_> {
             let _ = write!(line, "; {} ahead of demand, {useful:.0} % of use", bytes(ahead.issued_bytes));
         }
         push(out, "drive", &line);
+        let drives = self.engine.store().drives();
+        if drives.len() > 1 {
+            let share = |drive: &DriveFigures| {
+                let aside = if drive.set_aside { " (set aside)" } else { "" };
+                format!("{} from {}{aside}", bytes(drive.bytes), drive.path.display())
+            };
+            push(out, "drives", &drives.iter().map(share).collect::<Vec<_>>().join(", "));
+        }
     }
 
     fn push_memory(&self, out: &mut String) {

@@ -1,6 +1,8 @@
 //! From settings to a loaded model with its text parts.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use metaltail_engine::sampler::Sampling;
@@ -63,7 +65,7 @@ impl Runtime {
         seed: u64,
         listener: Option<Arc<dyn Listener>>,
     ) -> Result<Runtime, Failure> {
-        let dir = model_dir(settings)?;
+        let (dir, further) = directories(&model_dir(settings)?)?;
         let notices: Arc<dyn Listener> = Arc::new(Notices);
         let telemetry = Arc::new(Telemetry::new(std::iter::once(notices).chain(listener).collect()));
         let bar = Bar::bytes("loading", 0, settings.json());
@@ -71,7 +73,8 @@ impl Runtime {
             bar.set_length(total);
             bar.set_position(done);
         };
-        let opened = Engine::open(&dir, &engine_options(settings), telemetry, &progress);
+        let options = EngineOptions { further, ..engine_options(settings) };
+        let opened = Engine::open(&dir, &options, telemetry, &progress);
         bar.finish();
         let engine = opened.map_err(|error| failure(&error))?;
         let tokenizer = match dir.join("tokenizer.json").exists() {
@@ -91,7 +94,9 @@ impl Runtime {
         sampling.validate().map_err(|error| Failure::from_error(Kind::Usage, &error))?;
         if settings.verbose() {
             notice(&engine.budget().to_string());
-            notice(&format!("reads: {}", engine.store().io_mode().reason));
+            let mode = engine.store().io_mode();
+            let way = if mode.direct { "direct" } else { "buffered" };
+            notice(&format!("reads: {way} ({}), by {} ({})", mode.reason, mode.carrier(), mode.uring_reason));
         }
         Ok(Runtime { engine, tokenizer, template, stop_ids, sampling })
     }
@@ -111,7 +116,31 @@ impl Runtime {
     }
 }
 
-/// The directory that the settings name, else the demo model of the checkout.
+/// The directory of a model, and further ones that `DIR,DIR` names. A directory whose name has a comma and
+/// that exists is one.
+///
+/// # Errors
+/// Nothing stands before, between or behind commas.
+pub fn directories(path: &Path) -> Result<(PathBuf, Vec<PathBuf>), Failure> {
+    let text = path.as_os_str().as_bytes();
+    if !text.contains(&b',') || path.exists() {
+        return Ok((path.to_owned(), Vec::new()));
+    }
+    let names = text.split(|&byte| byte == b',');
+    let mut dirs = names.map(|name| PathBuf::from(OsStr::from_bytes(name)));
+    let first = dirs.next().unwrap_or_default();
+    let further: Vec<PathBuf> = dirs.collect();
+    if further.iter().chain([&first]).any(|dir| dir.as_os_str().is_empty()) {
+        let hint = "write DIR, or DIR,DIR for several drives";
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("`{}` names an empty directory: {hint}", path.display()),
+        ));
+    }
+    Ok((first, further))
+}
+
+/// The directory that the settings name (as written, see [`directories`]), else the demo model of the checkout.
 ///
 /// # Errors
 /// There is neither.
@@ -159,6 +188,12 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
             Some(settings::Direct::On) => metaltail_store::Direct::On,
             Some(settings::Direct::Off) => metaltail_store::Direct::Off,
         },
+        io: match settings.io {
+            None | Some(settings::Io::Auto) => metaltail_store::Io::Auto,
+            Some(settings::Io::Uring) => metaltail_store::Io::Uring,
+            Some(settings::Io::Threads) => metaltail_store::Io::Threads,
+        },
+        chunk_bytes: settings.chunk_size,
         checksums: settings.checksums,
         prefill_chunk: settings.prefill_chunk,
         context: settings.context,
@@ -232,7 +267,7 @@ impl From<EngineError> for Failure {
 fn store_kind(error: &StoreError) -> Kind {
     match error {
         StoreError::Checksum { .. } | StoreError::EndOfFile { .. } | StoreError::Place { .. } => Kind::Model,
-        StoreError::Config(_) | StoreError::Direct { .. } => Kind::Usage,
+        StoreError::Config(_) | StoreError::Direct { .. } | StoreError::Uring { .. } => Kind::Usage,
         _ => Kind::Failed,
     }
 }

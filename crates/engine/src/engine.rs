@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use metaltail_container::Checkpoint;
+use metaltail_container::{Checkpoint, Drive};
 use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_model::{
     CancelFlag, Experts, Foresight, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places,
 };
-use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Machine, PolicyKind, StoreConfig};
+use metaltail_store::{
+    Budget, Direct, DriveFiles, ExpertStore, Geometry, Io, Machine, PolicyKind, StoreConfig,
+};
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
@@ -44,6 +46,13 @@ pub struct EngineOptions {
     pub loaders: Option<usize>,
     /// Direct or buffered reads.
     pub direct: Direct,
+    /// Further directories with copies of the model's weight files, or with files that it lacks; on other
+    /// drives, as a rule.
+    pub further: Vec<PathBuf>,
+    /// What carries reads of experts out.
+    pub io: Io,
+    /// Longest part of an expert that is read at once, in bytes.
+    pub chunk_bytes: Option<u64>,
     /// Whether the checksum of an expert is verified when it is first read.
     pub checksums: Option<bool>,
     /// Rows of a prefill step.
@@ -81,6 +90,8 @@ pub struct Resolved {
     pub loaders: usize,
     /// `on` or `off`.
     pub direct: String,
+    /// `uring` or `threads`.
+    pub io: &'static str,
     /// `on` or `off`.
     pub checksums: String,
     /// Rows of a prefill step.
@@ -120,7 +131,7 @@ impl Engine {
         telemetry: Arc<Telemetry>,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Engine, EngineError> {
-        let mut checkpoint = Checkpoint::open(dir)?;
+        let mut checkpoint = Checkpoint::open_with(dir, &options.further)?;
         let checksums = options.checksums.unwrap_or(true);
         checkpoint.verify_dense(checksums);
         let plan = Plan::from_config(checkpoint.config())?.with_mla_form(options.mla_form);
@@ -146,6 +157,8 @@ impl Engine {
             staging: settled.fit.staging,
             loaders: settled.loaders,
             direct: options.direct,
+            io: options.io,
+            chunk_bytes: options.chunk_bytes,
             checksums,
             ..StoreConfig::default()
         };
@@ -153,7 +166,9 @@ impl Engine {
         let prefetch = options.prefetch.unwrap_or(true);
         let pool = Arc::new(Pool::new(settled.threads));
         let kernels = Kernels::best();
-        let store = ExpertStore::open(checkpoint.files(), places.clone(), config.clone(), telemetry.clone())?;
+        let drive = |drive: &Drive| DriveFiles { dir: drive.dir.clone(), files: drive.files.clone() };
+        let drives: Vec<DriveFiles> = checkpoint.drives().iter().map(drive).collect();
+        let store = ExpertStore::open_drives(&drives, places.clone(), config.clone(), telemetry.clone())?;
         let loaded = std::cell::Cell::new(0);
         let load = LoadOptions {
             kernels,
@@ -178,6 +193,7 @@ impl Engine {
             pool: config.pool,
             loaders: config.loaders,
             direct: on_off(store.io_mode().direct),
+            io: store.io_mode().carrier(),
             checksums: on_off(config.checksums),
             prefill_chunk: settled.prefill_chunk,
             context: settled.context,

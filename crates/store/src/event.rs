@@ -138,7 +138,7 @@ pub enum StoreEvent {
         /// Why.
         reason: EvictReason,
     },
-    /// An expert's checksum was verified (once per expert and store).
+    /// An expert's checksum was verified: once an expert and store, or at every load from several drives.
     Verified {
         /// Layer.
         layer: u32,

@@ -134,9 +134,9 @@ impl ExpertStore {
             let found = state.table.look_up(ExpertId { layer: index, expert }, &mut events);
             fetch.take(found, position, expert, &mut counts);
         }
-        fetch.issue(&mut state, &mut events);
+        let queued = fetch.issue(&mut state, &mut events);
         drop(state);
-        shared.wake_loaders();
+        shared.wake_loaders(queued);
         let lookups = experts.len() as u32;
         let Counts { pinned, cached, staged, misses, joined } = counts;
         events.push(StoreEvent::Lookup { layer, lookups, pinned, cached, staged, misses, joined });
@@ -246,22 +246,22 @@ impl Fetch<'_> {
         self.shared.layers[self.layer as usize].layer
     }
 
-    /// Gives slots to misses as far as there are any; whether loaders have more to do now.
-    fn issue(&mut self, state: &mut State, events: &mut Vec<StoreEvent>) -> bool {
+    /// Gives slots to misses as far as there are any; how many loads were queued.
+    fn issue(&mut self, state: &mut State, events: &mut Vec<StoreEvent>) -> usize {
         let now = Instant::now();
-        let mut queued = false;
+        let mut queued = 0;
         while let Some(&(position, expert)) = self.unissued.front() {
             let id = ExpertId { layer: self.layer, expert };
             // Another fetch may have begun to load it meanwhile.
             let slot = match state.table.look_up(id, events) {
                 Found::Ready(slot, _) | Found::Joined(slot) | Found::Late(slot, _) => slot,
                 Found::Promoted(slot) => {
-                    queued = true;
+                    queued += 1;
                     slot
                 }
                 Found::Missing => match state.table.start_load(id, now) {
                     Some(slot) => {
-                        queued = true;
+                        queued += 1;
                         slot
                     }
                     None => break,
@@ -287,9 +287,8 @@ impl Fetch<'_> {
         let shared = self.shared;
         let mut state = shared.lock();
         loop {
-            if self.issue(&mut state, events) {
-                shared.wake_loaders();
-            }
+            let queued = self.issue(&mut state, events);
+            shared.wake_loaders(queued);
             if let Some(found) = self.arrived(&state) {
                 return (found, felt);
             }

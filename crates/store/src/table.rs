@@ -141,6 +141,13 @@ pub(crate) struct Job {
     pub(crate) rank: LoadRank,
 }
 
+impl Job {
+    /// Whether nobody waited for it when it began: it may be called off.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.rank != LoadRank::Demand
+    }
+}
+
 /// How a load ended.
 #[derive(Debug)]
 pub(crate) enum Ended {

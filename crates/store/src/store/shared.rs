@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use metaltail_container::ExpertPlace;
 
 use crate::arena::Arena;
+use crate::bell::Bell;
 use crate::error::StoreError;
 use crate::event::{Observer, StoreEvent};
 use crate::geometry::LayerExperts;
-use crate::io::ExpertReader;
+use crate::io::Drives;
 use crate::policy::ExpertId;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::table::{Ended, Job, Table};
@@ -27,11 +28,11 @@ pub(crate) struct State {
 pub(crate) struct Shared {
     pub(crate) arena: Arc<Arena>,
     pub(crate) layers: Vec<LayerExperts>,
-    pub(crate) reader: Box<dyn ExpertReader>,
+    pub(crate) drives: Drives,
+    pub(crate) bell: Bell,
     pub(crate) patience: Duration,
     numbers: HashMap<u32, u32>,
     state: Mutex<State>,
-    work: Condvar,
     done: Condvar,
     observer: Arc<dyn Observer>,
     checksums: bool,
@@ -40,7 +41,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(super) fn new(
         arena: Arc<Arena>,
-        reader: Box<dyn ExpertReader>,
+        drives: Drives,
         layers: Vec<LayerExperts>,
         table: Table,
         observer: Arc<dyn Observer>,
@@ -49,12 +50,12 @@ impl Shared {
         let verified = layers.iter().map(|l| vec![false; l.experts.len()]).collect();
         Shared {
             arena,
-            reader,
+            drives,
+            bell: Bell::default(),
             patience,
             numbers: layers.iter().map(|l| l.layer).zip(0..).collect(),
             layers,
             state: Mutex::new(State { table, verified, stopping: false }),
-            work: Condvar::new(),
             done: Condvar::new(),
             observer,
             checksums,
@@ -79,9 +80,13 @@ impl Shared {
         self.done.notify_all();
     }
 
-    /// Tells loaders that there is something to do.
-    pub(crate) fn wake_loaders(&self) {
-        self.work.notify_all();
+    /// Tells loaders that so many loads wait.
+    pub(crate) fn wake_loaders(&self, loads: usize) {
+        match loads {
+            0 => {}
+            1 => self.bell.ring(),
+            _ => self.bell.ring_all(),
+        }
     }
 
     pub(crate) fn emit(&self, event: &StoreEvent) {
@@ -104,29 +109,23 @@ impl Shared {
         for slot in slots {
             freed |= state.table.release(slot, &mut events);
         }
-        let idle = state.table.idle_work();
+        let idle = state.table.idle_loads();
         drop(state);
         if freed {
             self.changed();
         }
-        if idle {
-            self.wake_loaders();
-        }
+        self.wake_loaders(idle);
         events.iter().for_each(|e| self.emit(e));
     }
 
-    /// The next load; waits for one. `None` when the store closes.
-    pub(crate) fn next_job(&self) -> Option<Job> {
-        let mut state = self.lock();
-        loop {
-            if state.stopping {
-                return None;
-            }
-            if let Some(job) = state.table.take_job() {
-                return Some(job);
-            }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// The next load, if one waits.
+    pub(crate) fn try_next_job(&self) -> Option<Job> {
+        self.lock().table.take_job()
+    }
+
+    /// Whether the store closes: no load begins any more.
+    pub(crate) fn stopping(&self) -> bool {
+        self.lock().stopping
     }
 
     /// Whether a load below the rank of demand is to end between two of its reads.
@@ -139,29 +138,33 @@ impl Shared {
         let mut events = Vec::new();
         let mut state = self.lock();
         state.table.complete(slot, ended, &mut events);
-        let idle = state.table.idle_work();
+        let idle = state.table.idle_loads();
         drop(state);
         self.changed();
-        if idle {
-            // The drive has nothing to do for anyone who waits.
-            self.wake_loaders();
-        }
+        // The drive may have nothing to do for anyone who waits.
+        self.wake_loaders(idle);
         events.iter().for_each(|e| self.emit(e));
     }
 
     /// Begins to load pinned experts, as far as nobody waits for others.
     pub(super) fn load_pins(&self) {
-        self.lock().table.load_pins(Instant::now());
-        self.wake_loaders();
+        let mut state = self.lock();
+        state.table.load_pins(Instant::now());
+        let loads = state.table.idle_loads();
+        drop(state);
+        self.wake_loaders(loads);
     }
 
     pub(crate) fn stop(&self) {
         self.lock().stopping = true;
-        self.wake_loaders();
+        self.bell.ring_all();
     }
 
+    /// Whether an expert's checksum is to be computed: at its first load; at every one where its bytes may
+    /// come from several drives, in any mixture.
     pub(crate) fn needs_check(&self, id: ExpertId) -> bool {
-        self.checksums && !self.lock().verified[id.layer as usize][id.expert as usize]
+        let mixed = || self.place(id).runs.iter().any(|run| self.drives.has_copies(run.file));
+        self.checksums && (mixed() || !self.lock().verified[id.layer as usize][id.expert as usize])
     }
 
     pub(crate) fn checked(&self, id: ExpertId) {

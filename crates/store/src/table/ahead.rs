@@ -24,16 +24,9 @@ impl Table {
     }
 
     /// Replaces what is expected of a layer: queues loads of `experts`, likeliest first, as far as there are
-    /// staged slots, and drops what was expected before and has not arrived. Returns whether any was queued.
-    pub(crate) fn expect(
-        &mut self,
-        layer: u32,
-        experts: &[u32],
-        now: Instant,
-        out: &mut Vec<StoreEvent>,
-    ) -> bool {
+    /// staged slots, and drops what was expected before and has not arrived.
+    pub(crate) fn expect(&mut self, layer: u32, experts: &[u32], now: Instant, out: &mut Vec<StoreEvent>) {
         self.drop_others(layer, |expert| experts.contains(&expert));
-        let mut queued = false;
         for &expert in experts {
             let id = ExpertId { layer, expert };
             if self.layers[layer as usize].index[expert as usize] != NONE {
@@ -44,9 +37,7 @@ impl Table {
             let class = self.slots[number as usize].class as usize;
             self.classes[class].stage.push_back((number, serial));
             self.speculation.push_back((number, serial));
-            queued = true;
         }
-        queued
     }
 
     /// Drops speculative loads of a layer's experts that are not `wanted`: those in the queue at once, those
@@ -81,9 +72,12 @@ impl Table {
         slot.rank != LoadRank::Demand && (slot.abandoned || self.demanded())
     }
 
-    /// Whether there is something to do for a loader while nobody waits.
-    pub(crate) fn idle_work(&self) -> bool {
-        !(self.speculation.is_empty() && self.pins.is_empty()) && !self.demanded()
+    /// Loads that loaders may begin since nobody waits for any.
+    pub(crate) fn idle_loads(&self) -> usize {
+        match self.demanded() {
+            true => 0,
+            false => self.speculation.len() + self.pins.len(),
+        }
     }
 
     /// A slot for speculation: a free one, or that of the staged expert which came first and was not asked
