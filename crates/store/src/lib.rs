@@ -19,6 +19,7 @@ mod store;
 mod table;
 pub mod testing;
 pub mod trace;
+pub mod usage;
 
 pub use arena::PAGE;
 pub use budget::{Budget, BudgetError, Fit, LimitSource, Term, Wanted};

@@ -18,7 +18,7 @@ mod parse;
 mod replay;
 mod write;
 
-pub use replay::{Counts, Played, Rule, Scope, replay};
+pub use replay::{Counts, Played, Rule, Scope, replay, replay_pinned};
 pub use write::TraceWriter;
 
 use std::collections::HashMap;

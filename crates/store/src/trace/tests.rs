@@ -114,7 +114,7 @@ fn a_replay_by_hand() {
     let hits = |rule| replay(&trace, rule, Scope::Pool, 20).decode.hits;
     assert_eq!((hits(policy(PolicyKind::Lru)), hits(Rule::Belady)), (2, 2));
     let tight = |rule| replay(&trace, rule, Scope::Pool, 10).decode;
-    assert_eq!(tight(Rule::Belady), Counts { selections: 6, hits: 0 });
+    assert_eq!(tight(Rule::Belady), Counts { selections: 6, hits: 0, missed_bytes: 60 });
     assert_eq!(trace.token_bytes(), 10);
 }
 
@@ -128,7 +128,7 @@ fn experts_computed_together_never_make_room_for_each_other() {
     for rule in PolicyKind::ALL.map(policy) {
         assert_eq!(
             replay(&trace, rule, Scope::Pool, 10).prefill,
-            Counts { selections: 5, hits: 2 },
+            Counts { selections: 5, hits: 2, missed_bytes: 30 },
             "{rule}"
         );
     }
@@ -205,5 +205,19 @@ proptest! {
                 prop_assert!(prefill.hits <= prefill.selections && decode.hits <= decode.selections);
             }
         }
+    }
+}
+
+#[test]
+fn what_is_pinned_is_always_found_and_takes_nothing_of_the_cache() {
+    let lines: String = [0, 1, 2, 0, 1, 2]
+        .iter()
+        .enumerate()
+        .fold(String::new(), |text, (step, expert)| text + &format!("0,1,{step},0,0,{expert},1.0,0,0\n"));
+    let trace = Trace::parse(&format!("{HEAD}{lines}")).unwrap();
+    for rule in PolicyKind::ALL.map(policy) {
+        let pinned = [(0, 1), (0, 99), (7, 0)];
+        let counts = replay_pinned(&trace, rule, Scope::Pool, 20, &pinned).decode;
+        assert_eq!(counts, Counts { selections: 6, hits: 4, missed_bytes: 20 }, "{rule}");
     }
 }
