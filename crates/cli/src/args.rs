@@ -53,6 +53,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Record which experts a model chooses, and replay that on replacement policies
     Trace(TraceArgs),
+    /// Which experts a model used: show it, or exchange it with colibrì
+    Usage(UsageArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
     /// Print the manual page
@@ -297,6 +299,44 @@ pub struct TraceReplayArgs {
     pub unresolved: OutputFlags,
 }
 
+/// `usage`
+#[derive(Args, Debug)]
+pub struct UsageArgs {
+    /// What to do with the usage profile.
+    #[command(subcommand)]
+    pub usage: UsageCommand,
+}
+
+/// What can be done with a usage profile.
+#[derive(Subcommand, Debug)]
+pub enum UsageCommand {
+    /// Say what was used
+    Show(UsageShowArgs),
+    /// Add a .coli_usage, or another profile of a model of this shape
+    Import(UsageFileArgs),
+    /// Write it as a .coli_usage
+    Export(UsageFileArgs),
+}
+
+/// `usage show`
+#[derive(Args, Debug)]
+pub struct UsageShowArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `usage import` and `usage export`
+#[derive(Args, Debug)]
+pub struct UsageFileArgs {
+    /// The file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
 /// `completions`
 #[derive(Args, Debug)]
 pub struct CompletionsArgs {
@@ -358,6 +398,10 @@ mod tests {
             "completions bash",
             "trace replay a b --policy lru,layer:lfu,belady --cache 500M,2G --phase all --json",
             "trace record out --ids f --prompt 8 --policy lfu",
+            "usage show --model m --usage f --json",
+            "usage import f --model m",
+            "usage export f",
+            "run a --pin off --pin-size 2G --usage read-only",
             "man",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
@@ -394,6 +438,9 @@ mod tests {
             "trace replay a --policy mru",
             "trace replay a --cache x",
             "trace record out",
+            "usage",
+            "usage import",
+            "run a --usage read-only:",
         ] {
             assert!(parsed(line).is_err(), "{line}");
         }

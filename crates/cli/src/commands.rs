@@ -11,3 +11,4 @@ pub mod run;
 pub mod score;
 pub mod synth;
 pub mod trace;
+pub mod usage;

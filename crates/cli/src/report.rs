@@ -133,6 +133,7 @@ impl Report<'_> {
             },
             "draft": {"kind": "off", "proposed": null, "accepted": null},
             "memory": self.memory(),
+            "pins": crate::pins::to_json(self.engine.pins()),
             "notices": figures.notices,
             "config": self.config(),
         })
@@ -164,6 +165,8 @@ impl Report<'_> {
             config.insert("min_p".into(), json!(sampling.min_p));
             config.insert("seed".into(), json!(sampling.seed));
         }
+        let pin = self.settings.pin.as_ref().map_or("auto".to_owned(), ToString::to_string);
+        config.insert("pin".into(), json!(pin));
         config.insert("json".into(), json!(self.settings.json()));
         config.insert("verbose".into(), json!(self.settings.verbose()));
         // What each of these became where nothing was said: there is one of each.

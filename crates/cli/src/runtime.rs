@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::exit::{Failure, Kind};
 use crate::output::notice;
+use crate::pins::{self, pin_mode, usage_mode};
 use crate::progress::Bar;
 use crate::settings::{self, Settings};
 
@@ -71,7 +72,8 @@ impl Runtime {
             bar.set_length(total);
             bar.set_position(done);
         };
-        let opened = Engine::open(&dir, &engine_options(settings), telemetry, &progress);
+        let options = EngineOptions { usage: usage_mode(settings, true), ..engine_options(settings) };
+        let opened = Engine::open(&dir, &options, telemetry, &progress);
         bar.finish();
         let engine = opened.map_err(|error| failure(&error))?;
         let tokenizer = match dir.join("tokenizer.json").exists() {
@@ -92,6 +94,7 @@ impl Runtime {
         if settings.verbose() {
             notice(&engine.budget().to_string());
             notice(&format!("reads: {}", engine.store().io_mode().reason));
+            notice(&pins::to_words(engine.pins()));
         }
         Ok(Runtime { engine, tokenizer, template, stop_ids, sampling })
     }
@@ -162,6 +165,10 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
         context: settings.context,
         threads: settings.threads,
         exact: settings.exact.unwrap_or(false),
+        // What measures or compares only reads the profile unless a file is named.
+        usage: usage_mode(settings, false),
+        pin: pin_mode(settings),
+        pin_size: settings.pin_size,
         ..EngineOptions::default()
     }
 }
@@ -205,7 +212,8 @@ pub fn failure(error: &EngineError) -> Failure {
             ModelError::Cancelled => Kind::Interrupted,
             _ => Kind::Failed,
         },
-        EngineError::EmptyPrompt
+        EngineError::Usage(_)
+        | EngineError::EmptyPrompt
         | EngineError::PromptTooLong { .. }
         | EngineError::ContextTooLong { .. }
         | EngineError::PositionPastEnd { .. }

@@ -7,11 +7,15 @@ use std::time::Instant;
 use metaltail_container::Checkpoint;
 use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places};
+use metaltail_store::usage::UsageRecorder;
+use metaltail_store::usage::pin::PinRoom;
 use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Machine, PolicyKind, StoreConfig};
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
+use crate::pins::{self, Ground, PinMode, Pins};
 use crate::telemetry::Telemetry;
+use crate::usage::{self, UsageMode};
 
 /// Rows of a prefill step where nothing is said: enough that most experts of a layer are shared
 /// by several rows, little enough that scratch stays small.
@@ -49,6 +53,12 @@ pub struct EngineOptions {
     pub exact: bool,
     /// Form of latent attention, for the whole engine.
     pub mla_form: MlaForm,
+    /// The usage profile.
+    pub usage: UsageMode,
+    /// What stays in memory for good.
+    pub pin: PinMode,
+    /// Bytes to pin; absent, a replay of the usage profile's sample decides, or the length of a list.
+    pub pin_size: Option<u64>,
 }
 
 /// What the settings became.
@@ -82,6 +92,10 @@ pub struct Resolved {
     pub isa: String,
     /// Whether activations stay in f32 for expert products too.
     pub exact: bool,
+    /// File of the usage profile, with `read-only:` before it where it is not written, or `off`.
+    pub usage: String,
+    /// Bytes of pinned experts.
+    pub pin_size: u64,
 }
 
 /// A loaded model; sessions run on it.
@@ -93,6 +107,8 @@ pub struct Engine {
     telemetry: Arc<Telemetry>,
     budget: Budget,
     resolved: Resolved,
+    usage: Option<Arc<UsageRecorder>>,
+    pins: Pins,
 }
 
 impl Engine {
@@ -125,11 +141,23 @@ impl Engine {
                 .notice(&format!("memory allows a context of {} tokens; --context decides", settled.context));
         }
         let policy = options.policy.unwrap_or(DEFAULT_POLICY);
+        // A cap is a demand of each layer; the budget alone is shared by all.
+        let pool = options.cap.is_none() && policy.suits_pool();
+        let usage = usage::open(&options.usage, &checkpoint, &plan, &places, &telemetry);
+        let room = pins::room(&settled.budget, &geometry, settled.fit.cap, options.cap.is_some());
+        let ground = Ground {
+            budget: &settled.budget,
+            identity: usage::identity(&checkpoint, &plan, &places).ok(),
+            profile: usage.as_ref().map(|usage| usage.base()),
+            model: usage::coli_model(&plan),
+            room: PinRoom { slot_bytes: geometry.slot_bytes(), room, policy, pool },
+        };
+        let pins = pins::decide(options, &ground)?;
         let config = StoreConfig {
             cap: settled.fit.cap,
             policy,
-            // A cap is a demand of each layer; the budget alone is shared by all.
-            pool: options.cap.is_none() && policy.suits_pool(),
+            pool,
+            pinned: pins.plan.pinned.clone(),
             in_flight: settled.fit.in_flight,
             loaders: settled.loaders,
             direct: options.direct,
@@ -167,6 +195,11 @@ impl Engine {
             threads: settled.threads,
             isa: kernels.isa().to_string(),
             exact: options.exact,
+            usage: usage.as_ref().map_or("off".into(), |usage| {
+                let way = if usage.writes() { "" } else { "read-only:" };
+                format!("{way}{}", usage.path().display())
+            }),
+            pin_size: pins.plan.bytes,
         };
         Ok(Engine {
             compute: Mutex::new(Box::new(CpuExperts::new(pool, kernels, numerics))),
@@ -176,6 +209,8 @@ impl Engine {
             telemetry,
             budget: settled.budget,
             resolved,
+            usage,
+            pins,
         })
     }
 
@@ -219,6 +254,28 @@ impl Engine {
         &self.telemetry
     }
 
+    /// The usage profile, unless it is off.
+    pub fn usage(&self) -> Option<&UsageRecorder> {
+        self.usage.as_deref()
+    }
+
+    /// What is pinned, and why.
+    pub fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    /// Saves what is new in the usage profile and waits for the drive; also done when the engine is
+    /// dropped. A failure is a notice: the old file is as it was.
+    pub fn save_usage(&self) {
+        self.save_usage_by(true);
+    }
+
+    fn save_usage_by(&self, durable: bool) {
+        if let Some(Err(error)) = self.usage.as_ref().map(|usage| usage.save(durable)) {
+            self.telemetry.notice(&error.to_string());
+        }
+    }
+
     /// Name of what computes experts.
     pub fn device(&self) -> &'static str {
         self.compute.lock().unwrap_or_else(PoisonError::into_inner).name()
@@ -246,6 +303,9 @@ impl Engine {
         if let Some(anonymous) = anonymous {
             self.store.enforce(self.budget.limit, anonymous);
         }
+        if self.usage.as_ref().is_some_and(|usage| usage.due()) {
+            self.save_usage_by(false);
+        }
         Ok(hidden)
     }
 
@@ -259,5 +319,11 @@ impl Engine {
             None => Ok(logits),
             Some(at) => Err(EngineError::NotFinite { id: at % self.plan().vocab, value: logits[at] }),
         }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.save_usage();
     }
 }

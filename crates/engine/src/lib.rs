@@ -8,13 +8,17 @@
 mod engine;
 mod error;
 pub mod memory;
+mod pins;
 pub mod sampler;
 mod score;
 mod session;
 pub mod stop;
 pub mod telemetry;
+pub mod usage;
 
 pub use engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, Engine, EngineOptions, Resolved};
 pub use error::EngineError;
+pub use pins::{PinMode, Pins};
 pub use score::{Score, score};
 pub use session::{EachChunk, Finish, Flow, GenerateOptions, Generation, Session};
+pub use usage::{UsageMode, UsagePlace};

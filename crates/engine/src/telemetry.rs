@@ -3,7 +3,7 @@
 //! The store and the model report events; the session adds phases and steps. The run summary and
 //! every JSON record are drawn from the [`Figures`] gathered here, and from nothing else.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use metaltail_model::{ModelEvent, ModelObserver, Selected};
@@ -130,6 +130,8 @@ struct State {
 pub struct Telemetry {
     state: Mutex<State>,
     listeners: Vec<Arc<dyn Listener>>,
+    /// One that only an opened engine knows: the usage profile.
+    late: OnceLock<Arc<dyn Listener>>,
 }
 
 impl Telemetry {
@@ -137,7 +139,12 @@ impl Telemetry {
     pub fn new(listeners: Vec<Arc<dyn Listener>>) -> Self {
         let gauge = DepthGauge { depth: 0, since: Instant::now() };
         let state = State { phase: Phase::Prefill, since: None, figures: Figures::default(), gauge };
-        Telemetry { state: Mutex::new(state), listeners }
+        Telemetry { state: Mutex::new(state), listeners, late: OnceLock::new() }
+    }
+
+    /// Adds the listener that an engine brings. False for a second one, which is not taken.
+    pub(crate) fn attach(&self, listener: Arc<dyn Listener>) -> bool {
+        self.late.set(listener).is_ok()
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
@@ -146,7 +153,7 @@ impl Telemetry {
     }
 
     fn tell(&self, event: &Event<'_>) {
-        self.listeners.iter().for_each(|listener| listener.on_event(event));
+        self.listeners.iter().chain(self.late.get()).for_each(|listener| listener.on_event(event));
     }
 
     /// A copy of what was gathered.

@@ -27,6 +27,8 @@ use crate::table::{Job, Keep, Table};
 pub struct StoreConfig {
     /// Slots kept a layer; 0 keeps none.
     pub cap: usize,
+    /// Experts that stay for good, as (layer number, expert), hottest first.
+    pub pinned: Vec<(u32, u32)>,
     /// Which kept expert makes room for another.
     pub policy: PolicyKind,
     /// Whether layers whose experts are of one size share their slots, `cap` being the mean. A policy that
@@ -63,6 +65,7 @@ impl Default for StoreConfig {
         let loaders = StoreConfig::default_loaders();
         StoreConfig {
             cap: 0,
+            pinned: Vec::new(),
             policy: PolicyKind::default(),
             pool: false,
             loaders,

@@ -23,7 +23,7 @@ mod tests;
 pub use coli::{ColiModel, ColiUsage};
 pub use error::UsageError;
 pub use pin_file::PinFile;
-pub use recorder::{UsageRecorder, read_profile, write_profile};
+pub use recorder::{UsageRecorder, read_own, read_profile, write_coli, write_profile};
 pub use sample::{SAMPLE_TOKENS, STEP_TOKENS};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -63,7 +63,8 @@ impl UsageIdentity {
     /// [`UsageError::Shape`] for more layers or experts than a profile takes.
     pub fn new(layers: &[LayerExperts], top_k: usize, checkpoint: &[u8]) -> Result<Self, UsageError> {
         // Counts above 2^32 are refused by `check`.
-        let size = |layer: &LayerExperts| (layer.layer, u32::try_from(layer.experts.len()).unwrap_or(u32::MAX));
+        let size =
+            |layer: &LayerExperts| (layer.layer, u32::try_from(layer.experts.len()).unwrap_or(u32::MAX));
         let identity = UsageIdentity {
             layers: layers.iter().map(size).collect(),
             top_k: u32::try_from(top_k).unwrap_or(u32::MAX),
@@ -200,6 +201,28 @@ impl UsageProfile {
     /// Ties go to the lower layer, then the lower expert.
     pub fn hottest(&self, bytes: &[u64]) -> Vec<(u32, u32)> {
         pin::ranked(&self.identity, &self.counts, bytes)
+    }
+
+    /// Adds another profile of the same layers, such as that of the checkpoint a model was converted from.
+    /// What is here fades by what comes; the sample becomes the other's where that has more. Returns the
+    /// uses that came in.
+    ///
+    /// # Errors
+    /// [`UsageError::History`] for other layers or another number of experts a token.
+    pub fn add_profile(&mut self, other: &UsageProfile) -> Result<u64, UsageError> {
+        let here = UsageIdentity { checkpoint: other.identity.checkpoint, ..self.identity.clone() };
+        if let Some(reason) = here.difference(&other.identity) {
+            return Err(UsageError::History { reason });
+        }
+        self.fade(other.weight());
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count = count.saturating_add(*more).min(MOST);
+        }
+        self.selections = self.selections.saturating_add(other.selections);
+        if other.sample.tokens.len() > self.sample.tokens.len() {
+            self.sample = other.sample.clone();
+        }
+        Ok(other.weight())
     }
 
     /// Takes in what was used since the last save; what was there fades by as much.

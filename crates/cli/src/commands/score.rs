@@ -28,6 +28,8 @@ pub fn execute(args: &ScoreArgs, settings: &Settings) -> Result<(), Failure> {
     let scored = score(&runtime.engine, sequences.lists(), &args.logits, &cancel, &mut progress);
     bar.finish();
     let scored = scored.map_err(|error| failure(&error))?;
+    // Before the report, which has what went wrong with it.
+    runtime.engine.save_usage();
     let report = Report {
         engine: &runtime.engine,
         settings,

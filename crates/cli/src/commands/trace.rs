@@ -79,6 +79,7 @@ impl CountedPhase {
             CountedPhase::All => Counts {
                 selections: prefill.selections + decode.selections,
                 hits: prefill.hits + decode.hits,
+                missed_bytes: prefill.missed_bytes + decode.missed_bytes,
             },
         }
     }

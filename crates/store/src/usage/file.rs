@@ -140,8 +140,8 @@ impl<'b> Reader<'b> {
     fn take(&mut self, len: usize) -> Result<&'b [u8], String> {
         let left = self.bytes.len() - self.at;
         let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..len));
-        let taken =
-            taken.ok_or_else(|| format!("it ends early: at offset {} wanted {len} bytes, got {left}", self.at))?;
+        let taken = taken
+            .ok_or_else(|| format!("it ends early: at offset {} wanted {len} bytes, got {left}", self.at))?;
         self.at += len;
         Ok(taken)
     }

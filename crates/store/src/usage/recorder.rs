@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Pending, UsageError, UsageIdentity, UsageProfile, file, replace};
+use super::{ColiModel, Pending, UsageError, UsageIdentity, UsageProfile, file, replace};
 
 /// Longest time between two saves of a run that goes on.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -32,15 +32,29 @@ pub fn write_profile(path: &Path, profile: &UsageProfile) -> Result<(), UsageErr
     save(path, profile, true)
 }
 
+/// Writes a profile's counts as a colibrì history in place of what is there, durably.
+///
+/// # Errors
+/// [`UsageError::Write`]; what was there is unchanged.
+pub fn write_coli(path: &Path, profile: &UsageProfile, model: &ColiModel<'_>) -> Result<(), UsageError> {
+    let write = |source| UsageError::Write { file: path.into(), source };
+    replace::replace(path, profile.to_coli(model).as_bytes(), true).map_err(write)
+}
+
 fn save(path: &Path, profile: &UsageProfile, durable: bool) -> Result<(), UsageError> {
     let write = |source| UsageError::Write { file: path.into(), source };
     replace::replace(path, &file::encode(profile), durable).map_err(write)
 }
 
 /// Reads the profile of a model; `None` where there is no file.
-fn read_own(path: &Path, identity: &UsageIdentity) -> Result<Option<UsageProfile>, UsageError> {
+///
+/// # Errors
+/// As [`read_profile`], and a profile of another model.
+pub fn read_own(path: &Path, identity: &UsageIdentity) -> Result<Option<UsageProfile>, UsageError> {
     let profile = match read_profile(path) {
-        Err(UsageError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(UsageError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
         other => other?,
     };
     match identity.difference(&profile.identity) {

@@ -67,9 +67,9 @@ impl Sample {
             for (layer, chosen) in (0u32..).zip(token.chunks(self.top_k.max(1))) {
                 let start = trace.selections.len();
                 let uses = chosen.iter().filter(|&&expert| expert != NONE);
-                trace.selections.extend(
-                    uses.map(|&expert| Selection { expert: u32::from(expert), share: Share::EVEN }),
-                );
+                trace
+                    .selections
+                    .extend(uses.map(|&expert| Selection { expert: u32::from(expert), share: Share::EVEN }));
                 // At most 256 tokens of 2^20 layers.
                 let group = trace.rows.len() as u32;
                 let selections = start..trace.selections.len();
@@ -91,13 +91,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub(super) fn record(
-        &mut self,
-        at: usize,
-        experts: u32,
-        rows: &[Vec<(u32, f32)>],
-        sample: &mut Sample,
-    ) {
+    pub(super) fn record(&mut self, at: usize, experts: u32, rows: &[Vec<(u32, f32)>], sample: &mut Sample) {
         if at == 0 {
             let taken = rows.len().min(STEP_TOKENS);
             self.tokens.clear();
