@@ -49,6 +49,8 @@ pub enum Command {
     Synth(SynthArgs),
     /// Say what a model directory holds
     Inspect(InspectArgs),
+    /// Examine the machine, with --model a model on it, and say what to change and why
+    Doctor(DoctorArgs),
     /// Measure
     Bench(BenchArgs),
     /// Record which experts a model chooses, and replay that on replacement policies
@@ -184,6 +186,14 @@ pub struct InspectArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub unresolved: OutputFlags,
+}
+
+/// `doctor`
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
 }
 
 /// `bench`
@@ -398,6 +408,7 @@ mod tests {
             "completions bash",
             "trace replay a b --policy lru,layer:lfu,belady --cache 500M,2G --phase all --json",
             "trace record out --ids f --prompt 8 --policy lfu",
+            "doctor --model m --json",
             "usage show --model m --usage f --json",
             "usage import f --model m",
             "usage export f",

@@ -77,6 +77,7 @@ fn dispatch(command: &Command, settings: &Settings) -> Result<(), Failure> {
         Command::Bench(args) => match &args.bench {
             Bench::Kernels(args) => commands::bench::execute(args, settings),
         },
+        Command::Doctor(_) => commands::doctor::execute(settings),
         Command::Usage(args) => commands::usage::execute(&args.usage, settings),
         Command::Trace(args) => match &args.trace {
             TraceCommand::Record(args) => commands::trace::record(args, settings),
