@@ -1,6 +1,7 @@
 //! `metaltail doctor`: the machine, what this process may have of it, where a model lies and what it holds;
 //! and what to change, with the reason.
 
+mod drive;
 mod findings;
 mod limits;
 mod machine;
@@ -32,6 +33,7 @@ struct Examined {
     /// Memory and bound, or why the model does not fit.
     plan: Result<Box<plan::Report>, Failure>,
     storage: Storage,
+    drive: drive::Probed,
 }
 
 /// All that was found.
@@ -74,12 +76,13 @@ impl Examined {
             }
             None => None,
         };
+        let drive = drive::probe(&planned);
         let plan = plan::Report::new(planned, settings).map(Box::new);
-        Ok(Examined { census, plan, storage: Storage::of(path) })
+        Ok(Examined { census, plan, storage: Storage::of(path), drive })
     }
 
     fn findings(&self, limits: &Limits) -> Vec<Finding> {
-        let mut found = Vec::new();
+        let mut found = drive::findings(&self.drive);
         if let Some((census, _)) = &self.census {
             found.extend(findings::of_census(census, limits));
         }
@@ -117,6 +120,7 @@ impl Examined {
             "experts": report.map(|report| report.experts_json()),
             "token": report.map(|report| report.token_json()),
             "storage": self.storage,
+            "drive": drive::to_json(&self.drive),
             "refusal": self.plan.as_ref().err().map(|refusal| refusal.message.clone()),
             "notices": report.map(|report| report.notices()).unwrap_or_default(),
         }))
@@ -180,6 +184,9 @@ impl Diagnosis {
         let mut text = table(&rows, &[]);
         if let Some((_, words)) = self.model.as_ref().and_then(|model| model.census.as_ref()) {
             text.push_str(&format!("\n{words}"));
+        }
+        if let Some(model) = self.model.as_ref().filter(|model| !model.drive.is_empty()) {
+            text.push_str(&format!("\ndrive, random experts\n{}", drive::to_words(&model.drive)));
         }
         if let Some(budget) = self.budget() {
             text.push_str(&format!("\nmemory\n{budget}\n"));

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use metaltail_store::probe::uring_works;
 use metaltail_store::{CgroupLevel, Machine};
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ pub struct Limits {
     pub open_files: Option<Limit>,
     /// RLIMIT_MEMLOCK in bytes.
     pub locked_memory: Option<Limit>,
-    /// Why io_uring cannot be used; `None` where nothing is known against it.
+    /// Why io_uring does not work here; `None` where it does.
     pub uring_refused: Option<String>,
 }
 
@@ -44,10 +45,7 @@ impl Limits {
             address_space: limit(&text, "Max address space"),
             open_files: limit(&text, "Max open files"),
             locked_memory: limit(&text, "Max locked memory"),
-            uring_refused: uring(
-                fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok().as_deref(),
-                fs::read_to_string("/proc/sys/kernel/osrelease").ok().as_deref(),
-            ),
+            uring_refused: uring_works().err(),
         }
     }
 
@@ -62,7 +60,7 @@ impl Limits {
             "address_space": limit(self.address_space),
             "open_files": limit(self.open_files),
             "locked_memory": limit(self.locked_memory),
-            "io_uring": {"refused": self.uring_refused.is_some(), "reason": self.uring_refused},
+            "io_uring": {"works": self.uring_refused.is_none(), "reason": self.uring_refused},
         })
     }
 
@@ -97,7 +95,7 @@ impl Limits {
                 words(self.locked_memory, &size)
             ),
         ]);
-        let uring = self.uring_refused.as_deref().map_or("nothing is known against it", |reason| reason);
+        let uring = self.uring_refused.as_deref().map_or("works", |reason| reason);
         rows.push(["io_uring".into(), uring.to_owned()]);
         rows
     }
@@ -114,19 +112,6 @@ fn limit(text: &str, name: &str) -> Option<Limit> {
     Some(Limit { soft: value(words.next()?)?, hard: value(words.next()?)? })
 }
 
-/// Why io_uring cannot be had, by `kernel.io_uring_disabled` and the kernel's release.
-fn uring(disabled: Option<&str>, release: Option<&str>) -> Option<String> {
-    match disabled.map(str::trim) {
-        Some("2") => return Some("switched off for all (kernel.io_uring_disabled = 2)".into()),
-        Some("1") => return Some("switched off without privilege (kernel.io_uring_disabled = 1)".into()),
-        _ => {}
-    }
-    let release = release?.trim();
-    let mut numbers = release.split(['.', '-']).map(|part| part.parse::<u32>().ok());
-    let version = (numbers.next()??, numbers.next()??);
-    (version < (5, 6)).then(|| format!("Linux {release} is older than 5.6, which brought plain reads"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,13 +124,5 @@ mod tests {
         assert_eq!(limit(text, "Max open files"), Some(Limit { soft: Some(1024), hard: Some(524_288) }));
         assert_eq!(limit(text, "Max address space"), Some(Limit { soft: None, hard: None }));
         assert_eq!(limit(text, "Max locked memory"), None);
-    }
-
-    #[test]
-    fn io_uring_is_refused_by_setting_or_age() {
-        assert!(uring(Some("2\n"), Some("6.1.0")).is_some_and(|reason| reason.contains("= 2")));
-        assert!(uring(Some("0\n"), Some("5.4.0-1")).is_some_and(|reason| reason.contains("5.4.0-1")));
-        assert_eq!(uring(Some("0"), Some("6.1.0-generic")), None);
-        assert_eq!(uring(None, None), None);
     }
 }
