@@ -13,7 +13,8 @@ fn whats(report: &Value) -> String {
         for key in ["severity", "what", "why", "action"] {
             assert!(finding[key].as_str().is_some_and(|text| !text.is_empty()), "{finding}");
         }
-        text.push_str(&format!("{} {}\n", finding["severity"], finding["what"]));
+        let word = |key: &str| finding[key].as_str().unwrap().to_owned();
+        text.push_str(&format!("{}: {}\n", word("severity"), word("what")));
     }
     text
 }
@@ -67,7 +68,7 @@ fn what_to_change_is_said_with_numbers() {
     assert!(found.contains("0 experts a layer are kept, a token uses"), "{found}");
     // A budget that is refused is what a doctor is asked about.
     let report = run(dir.path(), "doctor --model model --ram 4M --json").expect(0).json();
-    assert!(whats(&report).starts_with("\"error\" the model cannot be run like this"), "{report}");
+    assert!(whats(&report).starts_with("error: the model cannot be run like this"), "{report}");
     assert_eq!((&report["memory"], &report["bound"]), (&Value::Null, &Value::Null));
     assert!(
         report["model"]["refusal"].as_str().unwrap().contains("too small"),

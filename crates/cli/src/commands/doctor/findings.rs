@@ -129,7 +129,8 @@ pub fn of_machine(hardware: &Hardware, limits: &Limits, machine: &Machine) -> Ve
 /// Findings on where a model lies.
 pub fn of_storage(storage: &Storage, read: &Result<f64, String>) -> Vec<Finding> {
     let mut found = Vec::new();
-    if storage.rotational == Some(true) {
+    // Virtual drives often call themselves turning: only a slow one is believed.
+    if storage.rotational == Some(true) && read.as_ref().map_or(true, |&rate| rate < SLOW_DRIVE) {
         found.push(Finding::new(
             Warning,
             format!("{} is a turning disk", storage.device.as_deref().unwrap_or("the drive")),

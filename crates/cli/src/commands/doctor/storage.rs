@@ -67,7 +67,7 @@ impl Storage {
     pub fn to_words(&self) -> String {
         let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".into());
         let turning = match self.rotational {
-            Some(true) => "turning disk",
+            Some(true) => "turning disk by its own word",
             Some(false) => "no moving parts",
             None => "unknown kind",
         };
