@@ -34,6 +34,21 @@ fn ratio(part: u64, whole: u64) -> Value {
     if whole == 0 { Value::Null } else { json!(part as f64 / whole as f64) }
 }
 
+/// Mean share of its row's weight that a selection had which was left out.
+pub fn dropped_mean(figures: &PhaseFigures) -> Option<f64> {
+    (figures.dropped > 0).then(|| figures.dropped_weight / figures.dropped as f64)
+}
+
+/// What was left out of the experts that routers chose, in words.
+pub fn dropped_words(top_p: f32, figures: &PhaseFigures) -> String {
+    format!(
+        "expert-top-p {top_p} (lossy) left out {:.1} % of {} selections, their mean weight {:.1} %",
+        100.0 * figures.dropped as f64 / figures.selections.max(1) as f64,
+        figures.selections,
+        100.0 * dropped_mean(figures).unwrap_or(0.0)
+    )
+}
+
 fn per_second(count: u64, seconds: f64) -> Option<f64> {
     (seconds > 0.0 && count > 0).then(|| count as f64 / seconds)
 }
@@ -43,12 +58,15 @@ fn tiers(cached: u64) -> Value {
 }
 
 impl Report<'_> {
-    fn totals(&self) -> PhaseFigures {
+    /// Prefill and decode together.
+    pub fn totals(&self) -> PhaseFigures {
         let (a, b) = (&self.figures.prefill, &self.figures.decode);
         PhaseFigures {
             rows: a.rows + b.rows,
             seconds: a.seconds + b.seconds,
             selections: a.selections + b.selections,
+            dropped: a.dropped + b.dropped,
+            dropped_weight: a.dropped_weight + b.dropped_weight,
             lookups: a.lookups + b.lookups,
             cached: a.cached + b.cached,
             misses: a.misses + b.misses,
@@ -89,6 +107,8 @@ impl Report<'_> {
             },
             "experts": {
                 "selections": total.selections,
+                "dropped": total.dropped,
+                "dropped_mean_weight": dropped_mean(&total),
                 "distinct_per_token": ratio(total.lookups, total.rows),
                 "lookups": total.lookups,
                 "hits": tiers(total.cached),
@@ -167,6 +187,7 @@ impl Report<'_> {
         }
         let pin = self.settings.pin.as_ref().map_or("auto".to_owned(), ToString::to_string);
         config.insert("pin".into(), json!(pin));
+        config.insert("expert_top_p".into(), json!(self.engine.expert_top_p().unwrap_or(1.0)));
         config.insert("json".into(), json!(self.settings.json()));
         config.insert("verbose".into(), json!(self.settings.verbose()));
         // What each of these became where nothing was said: there is one of each.
@@ -187,6 +208,9 @@ impl Report<'_> {
             push(&mut out, name, &line);
         }
         self.push_experts(&mut out);
+        if let Some(top_p) = self.engine.expert_top_p() {
+            push(&mut out, "lossy", &dropped_words(top_p, &self.totals()));
+        }
         self.push_drive(&mut out);
         let resolved = self.engine.resolved();
         let activations = if resolved.exact { "f32" } else { "int8" };

@@ -173,6 +173,7 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
         context: settings.context,
         threads: settings.threads,
         exact: settings.exact.unwrap_or(false),
+        expert_top_p: settings.expert_top_p,
         // What measures or compares only reads the profile unless a file is named.
         usage: usage_mode(settings, false),
         pin: pin_mode(settings),

@@ -1,6 +1,7 @@
 //! A loaded model with its store, its threads and its settings.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -57,6 +58,8 @@ pub struct EngineOptions {
     pub exact: bool,
     /// Form of latent attention, for the whole engine.
     pub mla_form: MlaForm,
+    /// Share of a row's expert weights that is computed; lossy below 1.
+    pub expert_top_p: Option<f32>,
     /// The usage profile.
     pub usage: UsageMode,
     /// What stays in memory for good.
@@ -115,6 +118,8 @@ pub struct Engine {
     resolved: Resolved,
     usage: Option<Arc<UsageRecorder>>,
     pins: Pins,
+    /// Bits of an f32; 1 leaves nothing out.
+    expert_top_p: AtomicU32,
 }
 
 impl Engine {
@@ -159,6 +164,11 @@ impl Engine {
             room: PinRoom { slot_bytes: geometry.slot_bytes(), room, policy, pool },
         };
         let pins = pins::decide(options, &ground)?;
+        if let Some(share) = options.expert_top_p.filter(|&share| share < 1.0) {
+            telemetry.notice(&format!(
+                "--expert-top-p {share} is lossy: the lightest experts of every token are left out; metaltail score says what that costs"
+            ));
+        }
         let config = StoreConfig {
             cap: settled.fit.cap,
             policy,
@@ -220,6 +230,7 @@ impl Engine {
             resolved,
             usage,
             pins,
+            expert_top_p: AtomicU32::new(options.expert_top_p.unwrap_or(1.0).to_bits()),
         })
     }
 
@@ -268,6 +279,18 @@ impl Engine {
         self.usage.as_deref()
     }
 
+    /// Share of a row's expert weights that is computed, where some may be left out.
+    pub fn expert_top_p(&self) -> Option<f32> {
+        let share = f32::from_bits(self.expert_top_p.load(Ordering::Relaxed));
+        (share < 1.0).then_some(share)
+    }
+
+    /// Changes that share for the steps to come; `None` leaves nothing out. So one loaded model can be
+    /// judged with and without.
+    pub fn set_expert_top_p(&self, share: Option<f32>) {
+        self.expert_top_p.store(share.unwrap_or(1.0).to_bits(), Ordering::Relaxed);
+    }
+
     /// What is pinned, and why.
     pub fn pins(&self) -> &Pins {
         &self.pins
@@ -304,7 +327,8 @@ impl Engine {
         // One pass at a time uses the device; a panic in a pass leaves it usable, since `begin`
         // starts it anew.
         let mut compute = self.compute.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut experts = Experts { store: &self.store, compute: compute.as_mut() };
+        let mut experts =
+            Experts { store: &self.store, compute: compute.as_mut(), top_p: self.expert_top_p() };
         let hidden = self.model.forward(rows, caches, &mut experts, &*self.telemetry, cancel)?;
         drop(compute);
         let anonymous = Machine::own_anon_now().ok();

@@ -57,6 +57,10 @@ pub struct PhaseFigures {
     pub seconds: f64,
     /// Experts used, counted for each row.
     pub selections: u64,
+    /// Of these, left out by `--expert-top-p`.
+    pub dropped: u64,
+    /// Weights of those, each as a share of its row's sum, added up.
+    pub dropped_weight: f64,
     /// Look-ups of one distinct expert in a layer and step.
     pub lookups: u64,
     /// Look-ups answered from the cache.
@@ -267,6 +271,11 @@ impl ModelObserver for Telemetry {
             ModelEvent::Routed { selections, .. } => {
                 self.with(|state| state.phase_figures().selections += *selections as u64);
             }
+            ModelEvent::Dropped { selections, weight, .. } => self.with(|state| {
+                let figures = state.phase_figures();
+                figures.dropped += *selections as u64;
+                figures.dropped_weight += weight;
+            }),
             ModelEvent::RouterNotANumber { layer, .. } => self.notice(&format!(
                 "the router of layer {layer} gave scores that are not numbers: the weights or the input are damaged; such experts were passed over, or used with weight zero where too few others were left"
             )),

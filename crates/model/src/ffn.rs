@@ -3,6 +3,7 @@
 mod dense;
 mod moe;
 mod router;
+mod top_p;
 
 use metaltail_kernels::ExpertCompute;
 use metaltail_store::ExpertStore;
@@ -18,6 +19,9 @@ pub struct Experts<'a> {
     pub store: &'a ExpertStore,
     /// Computes them.
     pub compute: &'a mut dyn ExpertCompute,
+    /// Where given, below 1: of the experts that a router chose for a row, only the smallest set whose
+    /// weights reach this share of their sum is computed. Lossy.
+    pub top_p: Option<f32>,
 }
 
 /// One layer's feed-forward part with its resident weights.

@@ -83,6 +83,11 @@ pub struct Flags {
           default_missing_value = "on", help_heading = "Computation")]
     pub exact: Option<bool>,
 
+    /// Compute of each token's experts only the heaviest that have this share of the weight; lossy below
+    /// 1, the default
+    #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = probability, help_heading = "Computation")]
+    pub expert_top_p: Option<f32>,
+
     /// Randomness, 0 for the most likely token; default: as the model recommends
     #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = temperature, help_heading = "Sampling")]
     pub temperature: Option<f32>,

@@ -64,7 +64,7 @@ fn an_unknown_name_suggests_the_near_one() {
 
 #[test]
 fn a_name_marked_later_is_unknown() {
-    assert!(resolve(&[], &[("METALTAIL_EXPERT_TOP_P", "0.9")], "").is_err());
+    assert!(resolve(&[], &[("METALTAIL_KV_DIR", "x")], "").is_err());
     assert!(resolve(&[], &[("METALTAIL_DRAFT", "mtp")], "").is_err());
     assert!(resolve(&[], &[], "kv-dir = 'x'").is_err());
 }
