@@ -82,6 +82,7 @@ fn dispatch(command: &Command, settings: &Settings) -> Result<(), Failure> {
         Command::Trace(args) => match &args.trace {
             TraceCommand::Record(args) => commands::trace::record(args, settings),
             TraceCommand::Replay(args) => commands::trace::replay(args, settings),
+            TraceCommand::Synth(args) => commands::trace::synth(args, settings),
         },
     }
 }

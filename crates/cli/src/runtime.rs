@@ -145,6 +145,7 @@ fn policy(settings: &Settings) -> Option<PolicyKind> {
         settings::Policy::Lru => PolicyKind::Lru,
         settings::Policy::Slru => PolicyKind::Slru,
         settings::Policy::Sieve => PolicyKind::Sieve,
+        settings::Policy::S3Fifo => PolicyKind::S3Fifo,
         settings::Policy::Lfu => PolicyKind::Lfu,
         settings::Policy::Frecency => PolicyKind::Frecency,
     })

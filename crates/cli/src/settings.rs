@@ -21,7 +21,7 @@ mod usage;
 pub use environment::Environment;
 pub use file::ConfigFile;
 pub use flags::{Direct, Flags, Io, ModelFlags, OutputFlags, Policy};
-pub use parse::{on_off, size, whole};
+pub use parse::{on_off, share, size, whole};
 pub use usage::{Pin, Usage};
 
 /// Where a setting's value came from.

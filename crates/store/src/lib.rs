@@ -32,5 +32,7 @@ pub use geometry::{Geometry, LayerExperts};
 pub use io::{Direct, DriveFigures, DriveFiles, ExpertReader, FileReader, Io, IoMode};
 pub use lease::Lease;
 pub use machine::{CgroupLevel, Machine};
-pub use policy::{ExpertId, Frecency, Lfu, Lru, PolicyKind, PolicyShape, Replacement, Share, Sieve, Slru};
+pub use policy::{
+    ExpertId, Frecency, Lfu, Lru, PolicyKind, PolicyShape, Replacement, S3Fifo, Share, Sieve, Slru,
+};
 pub use store::{ExpertStore, StoreConfig};

@@ -15,9 +15,11 @@
 //! follows is not read, `expert_bytes` only where the head names no size of the layer.
 
 mod parse;
+mod phases;
 mod replay;
 mod write;
 
+pub use phases::{PhaseError, PhaseSpec};
 pub use replay::{Counts, Played, Rule, Scope, replay, replay_pinned};
 pub use write::TraceWriter;
 

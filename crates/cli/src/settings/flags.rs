@@ -149,6 +149,10 @@ pub enum Policy {
     Slru,
     /// The oldest expert that was not used for a round
     Sieve,
+    /// The oldest newcomer that was not used twice, else the oldest that was not used since
+    #[value(name = "s3-fifo")]
+    #[serde(rename = "s3-fifo")]
+    S3Fifo,
     /// The expert with the fewest uses, a use counting half after 16 tokens
     Lfu,
     /// The expert that the next token is least likely to use, by frequency and recency
