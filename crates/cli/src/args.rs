@@ -13,7 +13,7 @@ use metaltail_container::synth::{Like, SynthFormat};
 use metaltail_quant::Format;
 
 use crate::commands::trace::{Contestant, CountedPhase};
-use crate::settings::{Flags, ModelFlags, OutputFlags, size, whole};
+use crate::settings::{Flags, ModelFlags, OutputFlags, share, size, whole};
 
 /// Runs mixture-of-experts language models that are larger than memory.
 #[derive(Parser, Debug)]
@@ -49,10 +49,14 @@ pub enum Command {
     Synth(SynthArgs),
     /// Say what a model directory holds
     Inspect(InspectArgs),
+    /// Examine the machine, with --model a model on it, and say what to change and why
+    Doctor(DoctorArgs),
     /// Measure
     Bench(BenchArgs),
     /// Record which experts a model chooses, and replay that on replacement policies
     Trace(TraceArgs),
+    /// Which experts a model used: show it, or exchange it with colibrì
+    Usage(UsageArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
     /// Print the manual page
@@ -184,6 +188,14 @@ pub struct InspectArgs {
     pub unresolved: OutputFlags,
 }
 
+/// `doctor`
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
 /// `bench`
 #[derive(Args, Debug)]
 pub struct BenchArgs {
@@ -254,6 +266,8 @@ pub enum TraceCommand {
     Record(TraceRecordArgs),
     /// Say how often caches of given sizes would have had them
     Replay(TraceReplayArgs),
+    /// Write a synthetic trace whose popular experts change
+    Synth(TraceSynthArgs),
 }
 
 /// More ids than any context holds.
@@ -295,6 +309,88 @@ pub struct TraceReplayArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub unresolved: OutputFlags,
+}
+
+/// The most layers, experts or tokens of a synthetic trace.
+const MAX_SYNTH: u64 = 1 << 20;
+
+/// `trace synth`
+#[derive(Args, Debug)]
+pub struct TraceSynthArgs {
+    /// The file to write
+    #[arg(value_name = "OUT")]
+    pub out: PathBuf,
+    /// Layers
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_SYNTH>, default_value = "16")]
+    pub layers: usize,
+    /// Experts of a layer
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_SYNTH>, default_value = "64")]
+    pub experts: usize,
+    /// Experts that a token uses of a layer
+    #[arg(id = "synth_top_k", long = "top-k", value_name = "N", value_parser = whole::<1, MAX_SYNTH>, default_value = "8")]
+    pub top_k: usize,
+    /// Tokens
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_SYNTH>, default_value = "4096")]
+    pub tokens: usize,
+    /// Tokens after which other experts become popular
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_SYNTH>, default_value = "256")]
+    pub phase_tokens: usize,
+    /// Exponent of popularity, 0 for none
+    #[arg(long, value_name = "F", default_value = "1")]
+    pub zipf: f64,
+    /// Probability that a use repeats one of the token before
+    #[arg(long, value_name = "F", value_parser = share, default_value = "0.3")]
+    pub repeat: f32,
+    /// Count only so many tokens after each change; the others warm
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_SYNTH>)]
+    pub after: Option<usize>,
+    /// Bytes of an expert
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1M")]
+    pub expert_bytes: u64,
+    /// Begins the random numbers: the same seed writes the same trace
+    #[arg(id = "synth_seed", long = "seed", value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: OutputFlags,
+}
+
+/// `usage`
+#[derive(Args, Debug)]
+pub struct UsageArgs {
+    /// What to do with the usage profile.
+    #[command(subcommand)]
+    pub usage: UsageCommand,
+}
+
+/// What can be done with a usage profile.
+#[derive(Subcommand, Debug)]
+pub enum UsageCommand {
+    /// Say what was used
+    Show(UsageShowArgs),
+    /// Add a .coli_usage, or another profile of a model of this shape
+    Import(UsageFileArgs),
+    /// Write it as a .coli_usage
+    Export(UsageFileArgs),
+}
+
+/// `usage show`
+#[derive(Args, Debug)]
+pub struct UsageShowArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `usage import` and `usage export`
+#[derive(Args, Debug)]
+pub struct UsageFileArgs {
+    /// The file
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
 }
 
 /// `completions`
@@ -358,6 +454,12 @@ mod tests {
             "completions bash",
             "trace replay a b --policy lru,layer:lfu,belady --cache 500M,2G --phase all --json",
             "trace record out --ids f --prompt 8 --policy lfu",
+            "doctor --model m --json",
+            "trace synth o --layers 4 --top-k 2 --phase-tokens 64 --zipf 0.8 --repeat 0 --after 8 --seed 1",
+            "usage show --model m --usage f --json",
+            "usage import f --model m",
+            "usage export f",
+            "run a --pin off --pin-size 2G --usage read-only",
             "man",
         ] {
             assert!(parsed(line).is_ok(), "{line}: {:?}", parsed(line).err());
@@ -370,7 +472,8 @@ mod tests {
             "serve",
             "tune",
             "pull x",
-            "run --expert-top-p 0.5",
+            "run --expert-top-p 0",
+            "run --expert-top-p 1.5",
             "run --draft mtp",
             "run --io uring",
             "run --temperature x",
@@ -394,6 +497,9 @@ mod tests {
             "trace replay a --policy mru",
             "trace replay a --cache x",
             "trace record out",
+            "usage",
+            "usage import",
+            "run a --usage read-only:",
         ] {
             assert!(parsed(line).is_err(), "{line}");
         }

@@ -16,6 +16,7 @@ mod input;
 mod interrupt;
 mod opened;
 mod output;
+mod pins;
 mod progress;
 mod report;
 mod runtime;
@@ -76,9 +77,12 @@ fn dispatch(command: &Command, settings: &Settings) -> Result<(), Failure> {
         Command::Bench(args) => match &args.bench {
             Bench::Kernels(args) => commands::bench::execute(args, settings),
         },
+        Command::Doctor(_) => commands::doctor::execute(settings),
+        Command::Usage(args) => commands::usage::execute(&args.usage, settings),
         Command::Trace(args) => match &args.trace {
             TraceCommand::Record(args) => commands::trace::record(args, settings),
             TraceCommand::Replay(args) => commands::trace::replay(args, settings),
+            TraceCommand::Synth(args) => commands::trace::synth(args, settings),
         },
     }
 }

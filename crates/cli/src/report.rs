@@ -41,6 +41,21 @@ fn felt_by_layer(figures: &Figures) -> Value {
     Value::Object(layers.map(|(layer, seconds)| (layer.to_string(), json!(seconds))).collect())
 }
 
+/// Mean share of its row's weight that a selection had which was left out.
+pub fn dropped_mean(figures: &PhaseFigures) -> Option<f64> {
+    (figures.dropped > 0).then(|| figures.dropped_weight / figures.dropped as f64)
+}
+
+/// What was left out of the experts that routers chose, in words.
+pub fn dropped_words(top_p: f32, figures: &PhaseFigures) -> String {
+    format!(
+        "expert-top-p {top_p} (lossy) left out {:.1} % of {} selections, their mean weight {:.1} %",
+        100.0 * figures.dropped as f64 / figures.selections.max(1) as f64,
+        figures.selections,
+        100.0 * dropped_mean(figures).unwrap_or(0.0)
+    )
+}
+
 fn per_second(count: u64, seconds: f64) -> Option<f64> {
     (seconds > 0.0 && count > 0).then(|| count as f64 / seconds)
 }
@@ -50,7 +65,8 @@ fn tiers(phase: &PhaseFigures) -> Value {
 }
 
 impl Report<'_> {
-    fn totals(&self) -> PhaseFigures {
+    /// Prefill and decode together.
+    pub fn totals(&self) -> PhaseFigures {
         self.figures.prefill.plus(&self.figures.decode)
     }
 
@@ -81,6 +97,8 @@ impl Report<'_> {
             },
             "experts": {
                 "selections": total.selections,
+                "dropped": total.dropped,
+                "dropped_mean_weight": dropped_mean(&total),
                 "distinct_per_token": ratio(total.lookups, total.rows),
                 "lookups": total.lookups,
                 "hits": tiers(&total),
@@ -130,6 +148,7 @@ impl Report<'_> {
             },
             "draft": {"kind": "off", "proposed": null, "accepted": null},
             "memory": self.memory(),
+            "pins": crate::pins::to_json(self.engine.pins()),
             "notices": figures.notices,
             "config": self.config(),
         })
@@ -189,6 +208,9 @@ impl Report<'_> {
             config.insert("min_p".into(), json!(sampling.min_p));
             config.insert("seed".into(), json!(sampling.seed));
         }
+        let pin = self.settings.pin.as_ref().map_or("auto".to_owned(), ToString::to_string);
+        config.insert("pin".into(), json!(pin));
+        config.insert("expert_top_p".into(), json!(self.engine.expert_top_p().unwrap_or(1.0)));
         config.insert("json".into(), json!(self.settings.json()));
         config.insert("verbose".into(), json!(self.settings.verbose()));
         // What each of these became where nothing was said: there is one of each.
@@ -209,6 +231,9 @@ impl Report<'_> {
             push(&mut out, name, &line);
         }
         self.push_experts(&mut out);
+        if let Some(top_p) = self.engine.expert_top_p() {
+            push(&mut out, "lossy", &dropped_words(top_p, &self.totals()));
+        }
         self.push_drive(&mut out);
         let resolved = self.engine.resolved();
         let activations = if resolved.exact { "f32" } else { "int8" };

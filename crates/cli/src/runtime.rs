@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::exit::{Failure, Kind};
 use crate::output::notice;
+use crate::pins::{self, pin_mode, usage_mode};
 use crate::progress::Bar;
 use crate::settings::{self, Settings};
 
@@ -73,7 +74,8 @@ impl Runtime {
             bar.set_length(total);
             bar.set_position(done);
         };
-        let options = EngineOptions { further, ..engine_options(settings) };
+        let usage = usage_mode(settings, true);
+        let options = EngineOptions { further, usage, ..engine_options(settings) };
         let opened = Engine::open(&dir, &options, telemetry, &progress);
         bar.finish();
         let engine = opened.map_err(|error| failure(&error))?;
@@ -97,6 +99,7 @@ impl Runtime {
             let mode = engine.store().io_mode();
             let way = if mode.direct { "direct" } else { "buffered" };
             notice(&format!("reads: {way} ({}), by {} ({})", mode.reason, mode.carrier(), mode.uring_reason));
+            notice(&pins::to_words(engine.pins()));
         }
         Ok(Runtime { engine, tokenizer, template, stop_ids, sampling })
     }
@@ -169,6 +172,7 @@ fn policy(settings: &Settings) -> Option<PolicyKind> {
         settings::Policy::Lru => PolicyKind::Lru,
         settings::Policy::Slru => PolicyKind::Slru,
         settings::Policy::Sieve => PolicyKind::Sieve,
+        settings::Policy::S3Fifo => PolicyKind::S3Fifo,
         settings::Policy::Lfu => PolicyKind::Lfu,
         settings::Policy::Frecency => PolicyKind::Frecency,
     })
@@ -199,6 +203,11 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
         context: settings.context,
         threads: settings.threads,
         exact: settings.exact.unwrap_or(false),
+        expert_top_p: settings.expert_top_p,
+        // What measures or compares only reads the profile unless a file is named.
+        usage: usage_mode(settings, false),
+        pin: pin_mode(settings),
+        pin_size: settings.pin_size,
         ..EngineOptions::default()
     }
 }
@@ -242,7 +251,8 @@ pub fn failure(error: &EngineError) -> Failure {
             ModelError::Cancelled => Kind::Interrupted,
             _ => Kind::Failed,
         },
-        EngineError::EmptyPrompt
+        EngineError::Usage(_)
+        | EngineError::EmptyPrompt
         | EngineError::PromptTooLong { .. }
         | EngineError::ContextTooLong { .. }
         | EngineError::PositionPastEnd { .. }

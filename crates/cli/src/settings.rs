@@ -16,11 +16,13 @@ mod environment;
 mod file;
 mod flags;
 mod parse;
+mod usage;
 
 pub use environment::Environment;
 pub use file::ConfigFile;
 pub use flags::{Direct, Flags, Io, ModelFlags, OutputFlags, Policy};
-pub use parse::{on_off, size, whole};
+pub use parse::{on_off, share, size, whole};
+pub use usage::{Pin, Usage};
 
 /// Where a setting's value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -141,3 +141,31 @@ fn people_get_a_line_a_sequence() {
     }
     assert!(words.stderr.contains("prefill"), "{}", words.stderr);
 }
+
+#[test]
+fn leaving_experts_out_is_scored_with_and_without() {
+    let dir = program::tiny("slab");
+    let ids = serde_json::json!({"sequences": [(1..60).collect::<Vec<u32>>()]});
+    std::fs::write(dir.path().join("ids.json"), ids.to_string()).unwrap();
+    let call = |more: &str| {
+        let line = format!("score --model model --ids ids.json --ram 256M --json {more}");
+        program::run(dir.path(), &line).expect(0)
+    };
+    let plain = call("").json();
+    assert!(plain["expert_top_p"].is_null());
+    let off = call("--expert-top-p 1").json();
+    assert_eq!((&off["nll"], &off["argmax"]), (&plain["nll"], &plain["argmax"]));
+    let outcome = call("--expert-top-p 0.5");
+    assert!(outcome.stderr.contains("lossy"), "{}", outcome.stderr);
+    let lossy = outcome.json();
+    let told = &lossy["expert_top_p"];
+    assert_eq!(told["nll_without"], plain["nll"]);
+    let difference = lossy["nll"].as_f64().unwrap() - plain["nll"].as_f64().unwrap();
+    assert_eq!(told["nll_difference"].as_f64().unwrap(), difference);
+    let experts = &lossy["stats"]["experts"];
+    assert_eq!(experts["selections"], plain["stats"]["experts"]["selections"]);
+    let share = experts["dropped"].as_f64().unwrap() / experts["selections"].as_f64().unwrap();
+    assert!(share > 0.0 && told["dropped_share"].as_f64().unwrap() == share, "{told}");
+    assert!(experts["lookups"].as_u64() <= plain["stats"]["experts"]["lookups"].as_u64());
+    assert_eq!(plain["stats"]["experts"]["dropped"], 0);
+}

@@ -1,6 +1,7 @@
 //! A loaded model with its store, its threads and its settings.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,14 +10,18 @@ use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_model::{
     CancelFlag, Experts, Foresight, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places,
 };
+use metaltail_store::usage::UsageRecorder;
+use metaltail_store::usage::pin::PinRoom;
 use metaltail_store::{
     Budget, Direct, DriveFiles, ExpertStore, Geometry, Io, Machine, PolicyKind, StoreConfig,
 };
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
+use crate::pins::{self, Ground, PinMode, Pins};
 use crate::telemetry::Telemetry;
 use crate::upkeep::Upkeep;
+use crate::usage::{self, UsageMode};
 
 /// Rows of a prefill step where nothing is said: enough that most experts of a layer are shared
 /// by several rows, little enough that scratch stays small.
@@ -65,6 +70,14 @@ pub struct EngineOptions {
     pub exact: bool,
     /// Form of latent attention, for the whole engine.
     pub mla_form: MlaForm,
+    /// Share of a row's expert weights that is computed; lossy below 1.
+    pub expert_top_p: Option<f32>,
+    /// The usage profile.
+    pub usage: UsageMode,
+    /// What stays in memory for good.
+    pub pin: PinMode,
+    /// Bytes to pin; absent, a replay of the usage profile's sample decides, or the length of a list.
+    pub pin_size: Option<u64>,
 }
 
 /// What the settings became.
@@ -104,6 +117,10 @@ pub struct Resolved {
     pub isa: String,
     /// Whether activations stay in f32 for expert products too.
     pub exact: bool,
+    /// File of the usage profile, with `read-only:` before it where it is not written, or `off`.
+    pub usage: String,
+    /// Bytes of pinned experts.
+    pub pin_size: u64,
 }
 
 /// A loaded model; sessions run on it.
@@ -116,6 +133,10 @@ pub struct Engine {
     budget: Budget,
     resolved: Resolved,
     upkeep: Mutex<Upkeep>,
+    usage: Option<Arc<UsageRecorder>>,
+    pins: Pins,
+    /// Bits of an f32; 1 leaves nothing out.
+    expert_top_p: AtomicU32,
 }
 
 impl Engine {
@@ -142,17 +163,35 @@ impl Engine {
         let geometry = Geometry::new(&places)?;
         let demand =
             |context, chunk, threads| Demand::of(&checkpoint, &plan, &inventory, context, chunk, threads);
-        let settled = memory::settle(options, &plan, &geometry, &demand)?;
+        let mut settled = memory::settle(options, &plan, &geometry, &demand)?;
         if settled.shortened {
             telemetry
                 .notice(&format!("memory allows a context of {} tokens; --context decides", settled.context));
         }
         let policy = options.policy.unwrap_or(DEFAULT_POLICY);
+        // A cap is a demand of each layer; the budget alone is shared by all.
+        let pool = options.cap.is_none() && policy.suits_pool();
+        let usage = usage::open(&options.usage, &checkpoint, &plan, &places, &telemetry);
+        let room = pins::room(&settled.budget, &geometry, settled.fit.cap, options.cap.is_some());
+        let ground = Ground {
+            budget: &settled.budget,
+            identity: usage::identity(&checkpoint, &plan, &places).ok(),
+            profile: usage.as_ref().map(|usage| usage.base()),
+            model: usage::coli_model(&plan),
+            room: PinRoom { slot_bytes: geometry.slot_bytes(), room, policy, pool },
+        };
+        let pins = pins::decide(options, &ground)?;
+        settled.budget.pin(&geometry, &mut settled.fit, options.cap.is_some(), pins.plan.bytes);
+        if let Some(share) = options.expert_top_p.filter(|&share| share < 1.0) {
+            telemetry.notice(&format!(
+                "--expert-top-p {share} is lossy: the lightest experts of every token are left out; metaltail score says what that costs"
+            ));
+        }
         let config = StoreConfig {
             cap: settled.fit.cap,
             policy,
-            // A cap is a demand of each layer; the budget alone is shared by all.
-            pool: options.cap.is_none() && policy.suits_pool(),
+            pool,
+            pinned: pins.plan.pinned.clone(),
             in_flight: settled.fit.in_flight,
             staging: settled.fit.staging,
             loaders: settled.loaders,
@@ -200,6 +239,11 @@ impl Engine {
             threads: settled.threads,
             isa: kernels.isa().to_string(),
             exact: options.exact,
+            usage: usage.as_ref().map_or("off".into(), |usage| {
+                let way = if usage.writes() { "" } else { "read-only:" };
+                format!("{way}{}", usage.path().display())
+            }),
+            pin_size: pins.plan.bytes,
         };
         let upkeep = Upkeep::new(&settled.budget, &store, growth, prefetch && config.staging > 0);
         warn_of_cliff(&model, &store, policy, &telemetry);
@@ -212,6 +256,9 @@ impl Engine {
             telemetry,
             budget: settled.budget,
             resolved,
+            usage,
+            pins,
+            expert_top_p: AtomicU32::new(options.expert_top_p.unwrap_or(1.0).to_bits()),
         })
     }
 
@@ -255,6 +302,40 @@ impl Engine {
         &self.telemetry
     }
 
+    /// The usage profile, unless it is off.
+    pub fn usage(&self) -> Option<&UsageRecorder> {
+        self.usage.as_deref()
+    }
+
+    /// Share of a row's expert weights that is computed, where some may be left out.
+    pub fn expert_top_p(&self) -> Option<f32> {
+        let share = f32::from_bits(self.expert_top_p.load(Ordering::Relaxed));
+        (share < 1.0).then_some(share)
+    }
+
+    /// Changes that share for the steps to come; `None` leaves nothing out. So one loaded model can be
+    /// judged with and without.
+    pub fn set_expert_top_p(&self, share: Option<f32>) {
+        self.expert_top_p.store(share.unwrap_or(1.0).to_bits(), Ordering::Relaxed);
+    }
+
+    /// What is pinned, and why.
+    pub fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    /// Saves what is new in the usage profile and waits for the drive; also done when the engine is
+    /// dropped. A failure is a notice: the old file is as it was.
+    pub fn save_usage(&self) {
+        self.save_usage_by(true);
+    }
+
+    fn save_usage_by(&self, durable: bool) {
+        if let Some(Err(error)) = self.usage.as_ref().map(|usage| usage.save(durable)) {
+            self.telemetry.notice(&error.to_string());
+        }
+    }
+
     /// Name of what computes experts.
     pub fn device(&self) -> &'static str {
         self.compute.lock().unwrap_or_else(PoisonError::into_inner).name()
@@ -280,7 +361,8 @@ impl Engine {
         // starts it anew.
         let mut compute = self.compute.lock().unwrap_or_else(PoisonError::into_inner);
         let foresight = if ahead { Foresight::on() } else { Foresight::off() };
-        let mut experts = Experts { store: &self.store, compute: compute.as_mut(), foresight };
+        let top_p = self.expert_top_p();
+        let mut experts = Experts { store: &self.store, compute: compute.as_mut(), foresight, top_p };
         let hidden = self.model.forward(rows, caches, &mut experts, &*self.telemetry, cancel)?;
         drop(compute);
         let took = start.elapsed();
@@ -292,6 +374,9 @@ impl Engine {
         self.telemetry.step(rows.len(), took, anonymous);
         if let Some(anonymous) = anonymous {
             self.upkeep().keep_budget(&self.store, &self.telemetry, anonymous);
+        }
+        if self.usage.as_ref().is_some_and(|usage| usage.due()) {
+            self.save_usage_by(false);
         }
         Ok(hidden)
     }
@@ -311,6 +396,12 @@ impl Engine {
             None => Ok(logits),
             Some(at) => Err(EngineError::NotFinite { id: at % self.plan().vocab, value: logits[at] }),
         }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.save_usage();
     }
 }
 

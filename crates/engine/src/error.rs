@@ -31,6 +31,9 @@ pub enum EngineError {
         /// What the model would have been charged.
         demand: crate::memory::Demand,
     },
+    /// A file of pins or usage is refused.
+    #[error(transparent)]
+    Usage(metaltail_store::usage::UsageError),
     /// A prompt has no ids.
     #[error("the prompt is empty: there is nothing to continue")]
     EmptyPrompt,

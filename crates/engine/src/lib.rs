@@ -8,6 +8,7 @@
 mod engine;
 mod error;
 pub mod memory;
+mod pins;
 mod prefetch;
 pub mod sampler;
 mod score;
@@ -15,8 +16,11 @@ mod session;
 pub mod stop;
 pub mod telemetry;
 mod upkeep;
+pub mod usage;
 
 pub use engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, Engine, EngineOptions, Resolved};
 pub use error::EngineError;
+pub use pins::{PinMode, Pins};
 pub use score::{Score, score};
 pub use session::{EachChunk, Finish, Flow, GenerateOptions, Generation, Session};
+pub use usage::{UsageMode, UsagePlace};

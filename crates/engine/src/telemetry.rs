@@ -7,7 +7,7 @@ mod figures;
 
 pub use figures::{Figures, IoFigures, PhaseFigures, PrefetchFigures};
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use metaltail_model::{ModelEvent, ModelObserver, Selected};
@@ -83,6 +83,8 @@ struct State {
 pub struct Telemetry {
     state: Mutex<State>,
     listeners: Vec<Arc<dyn Listener>>,
+    /// One that only an opened engine knows: the usage profile.
+    late: OnceLock<Arc<dyn Listener>>,
 }
 
 impl Telemetry {
@@ -90,7 +92,12 @@ impl Telemetry {
     pub fn new(listeners: Vec<Arc<dyn Listener>>) -> Self {
         let gauge = DepthGauge { depth: 0, since: Instant::now() };
         let state = State { phase: Phase::Prefill, since: None, figures: Figures::default(), gauge };
-        Telemetry { state: Mutex::new(state), listeners }
+        Telemetry { state: Mutex::new(state), listeners, late: OnceLock::new() }
+    }
+
+    /// Adds the listener that an engine brings. False for a second one, which is not taken.
+    pub(crate) fn attach(&self, listener: Arc<dyn Listener>) -> bool {
+        self.late.set(listener).is_ok()
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
@@ -99,7 +106,7 @@ impl Telemetry {
     }
 
     fn tell(&self, event: &Event<'_>) {
-        self.listeners.iter().for_each(|listener| listener.on_event(event));
+        self.listeners.iter().chain(self.late.get()).for_each(|listener| listener.on_event(event));
     }
 
     /// A copy of what was gathered.
@@ -238,6 +245,11 @@ impl ModelObserver for Telemetry {
                 let prefetch = &mut state.figures.io.prefetch;
                 prefetch.chosen += *chosen as u64;
                 prefetch.right += *right as u64;
+            }),
+            ModelEvent::Dropped { selections, weight, .. } => self.with(|state| {
+                let figures = state.phase_figures();
+                figures.dropped += *selections as u64;
+                figures.dropped_weight += weight;
             }),
             ModelEvent::RouterNotANumber { layer, .. } => self.notice(&format!(
                 "the router of layer {layer} gave scores that are not numbers: the weights or the input are damaged; such experts were passed over, or used with weight zero where too few others were left"

@@ -191,7 +191,7 @@ impl Drafting {
         };
         let observer = &metaltail_model::Silent;
         let mut experts =
-            Experts { store: &self.store, compute: &mut self.compute, foresight: Foresight::off() };
+            Experts { store: &self.store, compute: &mut self.compute, foresight: Foresight::off(), top_p: None };
         let mut kv = KvCache::new(self.model.plan());
         let flag = CancelFlag::new();
         let main = self.model.forward(&rows(0), &mut [&mut kv], &mut experts, observer, &flag).unwrap();

@@ -4,6 +4,7 @@ pub(crate) mod ahead;
 mod dense;
 mod moe;
 mod router;
+mod top_p;
 
 use metaltail_kernels::ExpertCompute;
 use metaltail_store::ExpertStore;
@@ -21,6 +22,9 @@ pub struct Experts<'a> {
     pub compute: &'a mut dyn ExpertCompute,
     /// What is said of them before they are asked for.
     pub foresight: Foresight,
+    /// Where given, below 1: of the experts that a router chose for a row, only the smallest set whose
+    /// weights reach this share of their sum is computed. Lossy.
+    pub top_p: Option<f32>,
 }
 
 /// One layer's feed-forward part with its resident weights.

@@ -3,7 +3,7 @@
 use crate::ffn::Predictor;
 
 /// Something that happened inside a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ModelEvent {
     /// A sparse layer chose experts.
@@ -30,6 +30,15 @@ pub enum ModelEvent {
         /// Of these, guessed.
         right: usize,
     },
+    /// Of the experts that a layer chose, the lightest were left out (`Experts::top_p`).
+    Dropped {
+        /// Layer index.
+        layer: u32,
+        /// Selections left out, of those that [`ModelEvent::Routed`] counts.
+        selections: usize,
+        /// Their weights, each as a share of its row's sum, added up.
+        weight: f64,
+    },
     /// Router scores were not numbers; the lowest expert ids were taken with weight zero.
     RouterNotANumber {
         /// Layer index.
@@ -39,7 +48,7 @@ pub enum ModelEvent {
     },
 }
 
-/// What the rows of a step chose in one sparse layer. Tells who wants to know more than
+/// What routers chose for the rows of a step in one sparse layer, what is left out of it then included. Tells who wants to know more than
 /// [`ModelEvent::Routed`] counts, which comes beside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Selected<'a> {

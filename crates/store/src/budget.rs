@@ -19,6 +19,8 @@ pub mod term {
     pub const CACHED: &str = "cached";
     /// Slots of experts on their way.
     pub const IN_FLIGHT: &str = "in_flight";
+    /// Slots of experts that stay since earlier runs used them most.
+    pub const PINNED: &str = "pinned";
     /// Slots of experts that are loaded ahead of demand.
     pub const STAGED: &str = "staged";
     /// The program itself, as measured before anything was loaded.
@@ -246,6 +248,17 @@ impl Budget {
         Ok(fit)
     }
 
+    /// Charges `bytes` of pinned slots. A fitted cache makes room for them, so that its cap falls; a demanded
+    /// one (`asked`) does not.
+    pub fn pin(&mut self, geometry: &Geometry, fit: &mut Fit, asked: bool, bytes: u64) {
+        self.terms.retain(|term| term.name != term::CACHED);
+        self.charge(term::PINNED, bytes);
+        if !asked {
+            fit.cap = largest_cap(geometry, self.rest().unwrap_or(0));
+        }
+        self.charge(term::CACHED, geometry.cached_bytes(fit.cap));
+    }
+
     fn with(&self, geometry: &Geometry, fit: Fit) -> Budget {
         let mut budget = self.clone();
         budget.charge(term::IN_FLIGHT, geometry.in_flight_bytes(fit.in_flight));
@@ -407,6 +420,20 @@ left                       5.0 MiB";
         assert_eq!(fit((131 + 10 * 6) * MIB, Some(10)).staging, 0);
         assert_eq!(fit(1 << 40, None).staging, 0);
         assert_eq!(fit(1 << 40, Some(64)).staging, 0);
+    }
+
+    #[test]
+    fn pins_come_out_of_a_fitted_cache_and_beside_a_demanded_one() {
+        let g = geometry(&[(64, 2 * MIB); 3]);
+        let mut budget = charged((131 + 60) * MIB);
+        let mut fit = budget.fit_cap(&g, FITTED).unwrap();
+        assert_eq!(fit.cap, 10);
+        budget.pin(&g, &mut fit, false, 20 * MIB);
+        assert_eq!((fit.cap, budget.rest()), (6, Some(4 * MIB)));
+        let mut budget = charged((131 + 60) * MIB);
+        let mut fit = budget.fit_cap(&g, Wanted { cap: Some(5), ..FITTED }).unwrap();
+        budget.pin(&g, &mut fit, true, 20 * MIB);
+        assert_eq!((fit.cap, budget.rest()), (5, Some(10 * MIB)));
     }
 
     #[test]

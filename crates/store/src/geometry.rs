@@ -86,6 +86,11 @@ impl Geometry {
         per_class.fold(0, |sum, (n, &bytes)| sum.saturating_add((n as u64).saturating_mul(bytes)))
     }
 
+    /// Bytes of a slot of each layer, in the layers' order.
+    pub fn slot_bytes(&self) -> Vec<u64> {
+        self.layers.iter().map(|layer| self.classes.get(layer.class).copied().unwrap_or(0)).collect()
+    }
+
     /// Bytes that `in_flight` slots of each class take (saturating).
     pub fn in_flight_bytes(&self, in_flight: usize) -> u64 {
         let one = self.classes.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));

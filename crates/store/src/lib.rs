@@ -23,6 +23,7 @@ mod sync;
 mod table;
 pub mod testing;
 pub mod trace;
+pub mod usage;
 
 pub use arena::PAGE;
 pub use budget::{Budget, BudgetError, Fit, LimitSource, Term, Wanted};
@@ -34,5 +35,7 @@ pub use governor::{Governor, Order, Probe};
 pub use io::{Direct, DriveFigures, DriveFiles, ExpertReader, FileReader, Io, IoMode};
 pub use lease::Lease;
 pub use machine::{CgroupLevel, Machine};
-pub use policy::{ExpertId, Frecency, Lfu, Lru, PolicyKind, PolicyShape, Replacement, Share, Sieve, Slru};
+pub use policy::{
+    ExpertId, Frecency, Lfu, Lru, PolicyKind, PolicyShape, Replacement, S3Fifo, Share, Sieve, Slru,
+};
 pub use store::{ExpertStore, StoreConfig};

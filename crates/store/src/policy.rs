@@ -5,6 +5,7 @@
 //! | [`Lru`] | what was used last | O(1) |
 //! | [`Slru`] | as LRU, what was used twice apart from what was used once | O(1) |
 //! | [`Sieve`] | what was used since the hand came by | O(1) amortised |
+//! | [`S3Fifo`] | what was used twice as a newcomer, and since | O(1) amortised |
 //! | [`Lfu`] | what was used most, a use counting half after 16 tokens | O(1) |
 //! | [`Frecency`] | what is likeliest to be used by the next token | O(1) amortised |
 //!
@@ -15,6 +16,7 @@ mod frecency;
 mod lfu;
 mod lists;
 mod lru;
+mod s3fifo;
 mod sieve;
 mod slru;
 #[cfg(test)]
@@ -23,6 +25,7 @@ mod tests;
 pub use frecency::Frecency;
 pub use lfu::Lfu;
 pub use lru::Lru;
+pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
 pub use slru::Slru;
 
@@ -102,6 +105,8 @@ pub enum PolicyKind {
     Slru,
     /// [`Sieve`]
     Sieve,
+    /// [`S3Fifo`]
+    S3Fifo,
     /// [`Lfu`]
     Lfu,
     /// [`Frecency`]
@@ -121,8 +126,14 @@ pub struct PolicyShape {
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [PolicyKind; 5] =
-        [PolicyKind::Lru, PolicyKind::Slru, PolicyKind::Sieve, PolicyKind::Lfu, PolicyKind::Frecency];
+    pub const ALL: [PolicyKind; 6] = [
+        PolicyKind::Lru,
+        PolicyKind::Slru,
+        PolicyKind::Sieve,
+        PolicyKind::S3Fifo,
+        PolicyKind::Lfu,
+        PolicyKind::Frecency,
+    ];
 
     /// The name, as flags and reports have it.
     pub fn name(self) -> &'static str {
@@ -130,6 +141,7 @@ impl PolicyKind {
             PolicyKind::Lru => "lru",
             PolicyKind::Slru => "slru",
             PolicyKind::Sieve => "sieve",
+            PolicyKind::S3Fifo => "s3-fifo",
             PolicyKind::Lfu => "lfu",
             PolicyKind::Frecency => "frecency",
         }
@@ -147,6 +159,7 @@ impl PolicyKind {
             PolicyKind::Lru => Box::new(Lru::new(shape.scopes, shape.slots)),
             PolicyKind::Slru => Box::new(Slru::new(shape.scopes, shape.slots)),
             PolicyKind::Sieve => Box::new(Sieve::new(shape.scopes, shape.slots)),
+            PolicyKind::S3Fifo => Box::new(S3Fifo::new(shape)),
             PolicyKind::Lfu => Box::new(Lfu::new(shape)),
             PolicyKind::Frecency => Box::new(Frecency::new(shape)),
         }

@@ -15,10 +15,12 @@
 //! follows is not read, `expert_bytes` only where the head names no size of the layer.
 
 mod parse;
+mod phases;
 mod replay;
 mod write;
 
-pub use replay::{Counts, Played, Rule, Scope, replay};
+pub use phases::{PhaseError, PhaseSpec};
+pub use replay::{Counts, Played, Rule, Scope, replay, replay_pinned};
 pub use write::TraceWriter;
 
 use std::collections::HashMap;

@@ -147,7 +147,8 @@ fn architecture(plan: &Plan) -> Value {
     })
 }
 
-fn words(report: &Report, plan: &Plan) -> String {
+/// What headers say of a directory, for people.
+pub fn words(report: &Report, plan: &Plan) -> String {
     let file_bytes = report.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.bytes));
     let mut text = format!(
         "{}: {} ({}), {} of {} in all\n",

@@ -7,15 +7,16 @@ mod bound;
 mod drive;
 mod model;
 
+pub use bound::{Bound, Reads};
+pub use model::Planned;
+
 use metaltail_bench::{Bandwidth, Spread};
 use metaltail_engine::memory::{self, Settled};
 use metaltail_kernels::Pool;
 use metaltail_store::{Budget, Fit, Geometry, Machine};
 use serde_json::{Map, Value, json};
 
-use bound::{Bound, Reads};
 use drive::DriveProbe;
-use model::Planned;
 
 use crate::args::PlanArgs;
 use crate::exit::{Failure, Kind};
@@ -33,18 +34,25 @@ const PROBE_BYTES: u64 = 256 << 20;
 const PROBE_ROUNDS: usize = 3;
 
 /// Everything that is printed.
-struct Report {
-    planned: Planned,
+pub struct Report {
+    /// The model.
+    pub planned: Planned,
     context: usize,
     shortened: bool,
     threads: usize,
-    budget: Budget,
-    fit: Fit,
-    geometry: Geometry,
-    reads: Reads,
+    /// Every term.
+    pub budget: Budget,
+    /// Expert slots.
+    pub fit: Fit,
+    /// Sizes of expert slots.
+    pub geometry: Geometry,
+    /// What a token reads.
+    pub reads: Reads,
     memory: Spread,
-    drive: Result<DriveProbe, String>,
-    bound: Bound,
+    /// The drive's rate, or why there is none.
+    pub drive: Result<DriveProbe, String>,
+    /// How fast decoding can be.
+    pub bound: Bound,
 }
 
 /// Plans.
@@ -62,7 +70,11 @@ pub fn execute(args: &PlanArgs, settings: &Settings) -> Result<(), Failure> {
 }
 
 impl Report {
-    fn new(planned: Planned, settings: &Settings) -> Result<Report, Failure> {
+    /// Settles memory as the engine does and measures memory and drive.
+    ///
+    /// # Errors
+    /// A budget that is refused, with the sum; settings that contradict the model.
+    pub fn new(planned: Planned, settings: &Settings) -> Result<Report, Failure> {
         let geometry = Geometry::new(&planned.places).map_err(|error| failure(&error.into()))?;
         let demand = |context, chunk, threads| planned.demand(context, chunk, threads);
         let options = engine_options(settings);
@@ -98,7 +110,8 @@ impl Report {
         experts.fold((0, 0), |(slots, all), n| (slots + n.min(self.fit.cap), all + n))
     }
 
-    fn notices(&self) -> Vec<String> {
+    /// What to know about these figures.
+    pub fn notices(&self) -> Vec<String> {
         let mut notices = self.planned.notices.clone();
         notices.extend(unoptimised());
         if self.shortened {
@@ -128,59 +141,64 @@ impl Report {
     }
 
     fn to_json(&self) -> Value {
-        let terms: Map<String, Value> =
-            self.budget.terms.iter().map(|term| (term.name.to_owned(), json!(term.bytes))).collect();
-        let (slots, experts) = self.slots();
-        let cost = &self.reads.cost;
         json!({
             "model": self.planned.path.to_string_lossy(),
             "model_type": self.planned.plan.family,
             "kind": self.planned.kind(),
             "assumed_formats": self.planned.assumed(),
-            "memory": {
-                "budget": self.budget.limit,
-                "source": self.budget.source.to_string(),
-                "terms": terms,
-                "sum": self.budget.total(),
-                "left": self.budget.rest(),
-            },
-            "experts": {
-                "cap": self.fit.cap,
-                "in_flight": self.fit.in_flight,
-                "slots": slots,
-                "total": experts,
-                "slot_bytes": self.geometry.in_flight_bytes(1),
-                "drive_bytes": self.planned.drive_bytes(),
-                "selections_per_token": self.planned.plan.selections_per_row(),
-            },
-            "token": {
-                "dense_bytes": cost.dense,
-                "routed_bytes": cost.routed,
-                "uncached_read_bytes": cost.routed_on_drive,
-                "expected_read_bytes": self.reads.expected.round() as u64,
-                "expected_hit_rate": self.reads.hit_rate,
-                "routing": "uniform",
-            },
-            "bound": {
-                "resource": self.bound.resource,
-                "tokens_per_second": self.bound.tokens_per_second,
-                "memory_seconds": self.bound.memory_seconds,
-                "drive_seconds": self.bound.drive_seconds,
-                "memory_gb_per_second": self.memory,
-                "drive_gb_per_second": self.drive.as_ref().ok().map(|drive| drive.gb_per_second),
-                "drive": self.drive.as_ref().ok(),
-                "drive_reason": self.drive.as_ref().err(),
-            },
+            "memory": budget_json(&self.budget),
+            "experts": self.experts_json(),
+            "token": self.token_json(),
+            "bound": self.bound_json(),
             "context": self.context,
             "threads": self.threads,
             "notices": self.notices(),
         })
     }
 
+    /// Expert slots.
+    pub fn experts_json(&self) -> Value {
+        let (slots, experts) = self.slots();
+        json!({
+            "cap": self.fit.cap,
+            "in_flight": self.fit.in_flight,
+            "slots": slots,
+            "total": experts,
+            "slot_bytes": self.geometry.in_flight_bytes(1),
+            "drive_bytes": self.planned.drive_bytes(),
+            "selections_per_token": self.planned.plan.selections_per_row(),
+        })
+    }
+
+    /// What a token reads.
+    pub fn token_json(&self) -> Value {
+        let cost = &self.reads.cost;
+        json!({
+            "dense_bytes": cost.dense,
+            "routed_bytes": cost.routed,
+            "uncached_read_bytes": cost.routed_on_drive,
+            "expected_read_bytes": self.reads.expected.round() as u64,
+            "expected_hit_rate": self.reads.hit_rate,
+            "routing": "uniform",
+        })
+    }
+
+    /// How fast decoding can be, and the rates that say so.
+    pub fn bound_json(&self) -> Value {
+        json!({
+            "resource": self.bound.resource,
+            "tokens_per_second": self.bound.tokens_per_second,
+            "memory_seconds": self.bound.memory_seconds,
+            "drive_seconds": self.bound.drive_seconds,
+            "memory_gb_per_second": self.memory,
+            "drive_gb_per_second": self.drive.as_ref().ok().map(|drive| drive.gb_per_second),
+            "drive": self.drive.as_ref().ok(),
+            "drive_reason": self.drive.as_ref().err(),
+        })
+    }
+
     fn to_words(&self) -> String {
         let plan = &self.planned.plan;
-        let (slots, experts) = self.slots();
-        let cost = &self.reads.cost;
         let mut text = format!(
             "{}: {}, {}, {} layers ({} sparse), context {}\n\nmemory\n{}\n\n",
             self.planned.path.display(),
@@ -191,6 +209,16 @@ impl Report {
             self.context,
             self.budget
         );
+        text.push_str(&self.bound_words());
+        self.notices().iter().for_each(|notice| text.push_str(&format!("note: {notice}\n")));
+        text
+    }
+
+    /// Slots, bytes a token, rates and the bound, for people.
+    pub fn bound_words(&self) -> String {
+        let plan = &self.planned.plan;
+        let (slots, experts) = self.slots();
+        let cost = &self.reads.cost;
         let row = |name: &str, value: String, remark: String| vec![name.to_owned(), value, remark];
         let hits = self.reads.hit_rate.map_or("none used".to_owned(), |rate| {
             format!("hit rate {:.1} % under uniform routing", 100.0 * rate)
@@ -211,14 +239,26 @@ impl Report {
                 Err(reason) => row("drive", "unknown".to_owned(), reason.clone()),
             },
         ];
-        text.push_str(&table(&rows, &[false, true, false]));
-        text.push_str(&format!(
-            "\nbound: at most {:.2} tokens/s, bound by the {}\n",
-            self.bound.tokens_per_second, self.bound.resource
-        ));
-        self.notices().iter().for_each(|notice| text.push_str(&format!("note: {notice}\n")));
-        text
+        format!(
+            "{}\nbound: at most {:.2} tokens/s, bound by the {}\n",
+            table(&rows, &[false, true, false]),
+            self.bound.tokens_per_second,
+            self.bound.resource
+        )
     }
+}
+
+/// A budget with every term.
+pub fn budget_json(budget: &Budget) -> Value {
+    let terms: Map<String, Value> =
+        budget.terms.iter().map(|term| (term.name.to_owned(), json!(term.bytes))).collect();
+    json!({
+        "budget": budget.limit,
+        "source": budget.source.to_string(),
+        "terms": terms,
+        "sum": budget.total(),
+        "left": budget.rest(),
+    })
 }
 
 fn measure_memory(bytes: u64, threads: usize) -> Result<Spread, Failure> {

@@ -70,6 +70,8 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
         // A reader that went away has been noticed above, or has all the text that it wanted.
         print(&format!("{}{ids}\n", answer.fresh()))?;
     }
+    // Before the report, which has what went wrong with it.
+    runtime.engine.save_usage();
     let report = Report {
         engine: &runtime.engine,
         settings,

@@ -6,10 +6,10 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use metaltail_store::PolicyKind;
-use metaltail_store::trace::{Counts, Played, Rule, Scope, Trace, replay as play};
+use metaltail_store::trace::{Counts, PhaseSpec, Played, Rule, Scope, Trace, replay as play};
 use serde_json::{Value, json};
 
-use crate::args::{TraceRecordArgs, TraceReplayArgs};
+use crate::args::{TraceRecordArgs, TraceReplayArgs, TraceSynthArgs};
 use crate::exit::{Failure, Kind};
 use crate::output::print;
 use crate::report::bytes as size;
@@ -79,6 +79,7 @@ impl CountedPhase {
             CountedPhase::All => Counts {
                 selections: prefill.selections + decode.selections,
                 hits: prefill.hits + decode.hits,
+                missed_bytes: prefill.missed_bytes + decode.missed_bytes,
             },
         }
     }
@@ -178,5 +179,39 @@ pub fn record(args: &TraceRecordArgs, settings: &Settings) -> Result<(), Failure
     match recorded.cancelled {
         true => Err(Failure::silent(Kind::Interrupted)),
         false => Ok(()),
+    }
+}
+
+/// Runs `trace synth`.
+///
+/// # Errors
+/// Numbers that contradict each other; a file that cannot be written.
+pub fn synth(args: &TraceSynthArgs, settings: &Settings) -> Result<(), Failure> {
+    // The parsers let through at most 2^20.
+    let spec = PhaseSpec {
+        layers: args.layers as u32,
+        experts: args.experts as u32,
+        top_k: args.top_k as u32,
+        tokens: args.tokens as u32,
+        phase_tokens: args.phase_tokens as u32,
+        zipf: args.zipf,
+        repeat: f64::from(args.repeat),
+        after: args.after.map(|after| after as u32),
+        expert_bytes: args.expert_bytes,
+        seed: args.seed,
+    };
+    let trace = spec.generate().map_err(|error| Failure::from_error(Kind::Usage, &error))?;
+    let failed = |error: std::io::Error| {
+        Failure::new(Kind::Failed, format!("cannot write the trace {}: {error}", args.out.display()))
+    };
+    let file = std::fs::File::create(&args.out).map_err(failed)?;
+    trace.write(BufWriter::new(file), "synthetic").map_err(failed)?;
+    let (rows, selections) = (trace.rows.len(), trace.selections.len());
+    let object = json!({
+        "output": args.out.display().to_string(), "rows": rows, "selections": selections, "seed": args.seed,
+    });
+    match settings.json() {
+        true => print(&format!("{object}\n")),
+        false => print(&format!("{}: {selections} selections of {rows} rows\n", args.out.display())),
     }
 }

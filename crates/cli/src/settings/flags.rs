@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use serde::{Serialize, Serializer};
 
 use super::parse::{chunk, on_off, probability, share, size, temperature, whole};
+use super::usage::{Pin, Usage};
 
 /// The largest `--cap`: no layer has as many experts.
 const MAX_CAP: u64 = u32::MAX as u64;
@@ -36,6 +37,18 @@ pub struct Flags {
     /// Which expert makes room for another
     #[arg(long, value_enum, value_name = "POLICY", help_heading = "Memory and storage")]
     pub policy: Option<Policy>,
+    /// Experts that stay in memory for good: the ones used most (auto; how many, a replay of recent tokens
+    /// decides), none (off), or those of a file with `layer expert` lines, a usage profile or a
+    /// `.coli_usage`; default: auto, off with --cap
+    #[arg(long, value_name = "auto|off|FILE", value_parser = Pin::parse, help_heading = "Memory and storage")]
+    pub pin: Option<Pin>,
+    /// Bytes to pin, such as 4G
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Memory and storage")]
+    pub pin_size: Option<u64>,
+    /// Where it is remembered which experts were used: a file, off, read-only or read-only:FILE; default: a
+    /// file for each model under $XDG_STATE_HOME/metaltail/usage
+    #[arg(long, value_name = "FILE|off|read-only", value_parser = Usage::parse, help_heading = "Memory and storage")]
+    pub usage: Option<Usage>,
     /// Threads that read experts; default: 4, or 2 on one processor
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = whole::<1, 256>, help_heading = "Memory and storage")]
     pub loaders: Option<usize>,
@@ -78,6 +91,11 @@ pub struct Flags {
     #[arg(long, value_parser = on_off, value_name = "ON|OFF", num_args = 0..=1, require_equals = true,
           default_missing_value = "on", help_heading = "Computation")]
     pub exact: Option<bool>,
+
+    /// Compute of each token's experts only the heaviest that have this share of the weight; lossy below
+    /// 1, the default
+    #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = probability, help_heading = "Computation")]
+    pub expert_top_p: Option<f32>,
 
     /// Randomness, 0 for the most likely token; default: as the model recommends
     #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = temperature, help_heading = "Sampling")]
@@ -141,6 +159,10 @@ pub enum Policy {
     Slru,
     /// The oldest expert that was not used for a round
     Sieve,
+    /// The oldest newcomer that was not used twice, else the oldest that was not used since
+    #[value(name = "s3-fifo")]
+    #[serde(rename = "s3-fifo")]
+    S3Fifo,
     /// The expert with the fewest uses, a use counting half after 16 tokens
     Lfu,
     /// The expert that the next token is least likely to use, by frequency and recency

@@ -58,7 +58,7 @@ pub(super) fn probability(text: &str) -> Result<f32, String> {
 }
 
 /// A share from 0 to 1.
-pub(super) fn share(text: &str) -> Result<f32, String> {
+pub fn share(text: &str) -> Result<f32, String> {
     number(text, |value| (0.0..=1.0).contains(&value), "between 0 and 1")
 }
 

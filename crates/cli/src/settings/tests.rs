@@ -64,9 +64,26 @@ fn an_unknown_name_suggests_the_near_one() {
 
 #[test]
 fn a_name_marked_later_is_unknown() {
-    assert!(resolve(&[], &[("METALTAIL_EXPERT_TOP_P", "0.9")], "").is_err());
+    assert!(resolve(&[], &[("METALTAIL_KV_DIR", "x")], "").is_err());
     assert!(resolve(&[], &[("METALTAIL_DRAFT", "mtp")], "").is_err());
-    assert!(resolve(&[], &[], "usage = 'off'").is_err());
+    assert!(resolve(&[], &[], "kv-dir = 'x'").is_err());
+}
+
+#[test]
+fn usage_and_pins_are_words_or_files() {
+    let usage = |text: &str| resolve(&[], &[("METALTAIL_USAGE", text)], "").unwrap().usage.clone().unwrap();
+    assert_eq!(usage("off"), Usage::Off);
+    assert_eq!(usage("on"), Usage::On(None));
+    assert_eq!(usage("read-only"), Usage::ReadOnly(None));
+    assert_eq!(usage("read-only:a b"), Usage::ReadOnly(Some("a b".into())));
+    assert_eq!(usage("./off"), Usage::On(Some("./off".into())));
+    let settings = resolve(&["--pin-size", "2G"], &[], "pin = 'x.pins'\nusage = 'off'").unwrap();
+    assert_eq!((settings.pin.clone(), settings.pin_size), (Some(Pin::File("x.pins".into())), Some(2 << 30)));
+    assert_eq!((&settings.config()["pin"], &settings.config()["usage"]), (&"x.pins".into(), &"off".into()));
+    for bad in ["", "read-only:"] {
+        assert!(message(&[], &[("METALTAIL_USAGE", bad)], "").contains("METALTAIL_USAGE"), "{bad}");
+    }
+    assert!(message(&[], &[], "pin = ''").contains("`pin`"));
 }
 
 #[test]

@@ -11,6 +11,10 @@ pub struct PhaseFigures {
     pub seconds: f64,
     /// Experts used, counted for each row.
     pub selections: u64,
+    /// Of these, left out by `--expert-top-p`.
+    pub dropped: u64,
+    /// Weights of those, each as a share of its row's sum, added up.
+    pub dropped_weight: f64,
     /// Look-ups of one distinct expert in a layer and step.
     pub lookups: u64,
     /// Look-ups answered from pinned slots.
@@ -37,6 +41,8 @@ impl PhaseFigures {
             rows: self.rows + other.rows,
             seconds: self.seconds + other.seconds,
             selections: self.selections + other.selections,
+            dropped: self.dropped + other.dropped,
+            dropped_weight: self.dropped_weight + other.dropped_weight,
             lookups: self.lookups + other.lookups,
             pinned: self.pinned + other.pinned,
             cached: self.cached + other.cached,

@@ -8,7 +8,7 @@ use metaltail_store::{ExpertStore, Lease, StoreError};
 use crate::error::ModelError;
 use crate::ffn::dense::SwiGlu;
 use crate::ffn::router::{self, Choice};
-use crate::ffn::{Experts, FeedForward, Foresight};
+use crate::ffn::{Experts, FeedForward, Foresight, top_p};
 use crate::linear::Linear;
 use crate::load::Loader;
 use crate::observer::{ModelEvent, Selected};
@@ -72,6 +72,14 @@ impl Moe {
         if rows > 0 {
             cx.observer.on_model(&ModelEvent::RouterNotANumber { layer: self.layer, rows });
         }
+        choices
+    }
+
+    /// The experts that are computed of those that were chosen, and one event for the others.
+    fn leave_out(&self, cx: &StepContext<'_, '_>, chosen: &[Choice], share: f32) -> Vec<Choice> {
+        let (choices, dropped) = top_p::keep(chosen, share);
+        let (layer, selections, weight) = (self.layer, dropped.selections, dropped.weight);
+        cx.observer.on_model(&ModelEvent::Dropped { layer, selections, weight });
         choices
     }
 
@@ -169,15 +177,20 @@ impl FeedForward for Moe {
         out: &mut [f32],
         ahead: &mut dyn FnMut(&ExpertStore, &mut Foresight),
     ) -> Result<(), ModelError> {
-        let choices = self.route(cx, h);
+        let chosen = self.route(cx, h);
+        cx.observer.on_selected(&Selected { layer: self.layer, rows: &chosen });
+        let selections = chosen.iter().map(Vec::len).sum();
+        let choices = match experts.top_p {
+            Some(share) => self.leave_out(cx, &chosen, share),
+            None => chosen,
+        };
         let union = Union::of(&choices, self.plan.experts, self.plan.top_k);
         cx.observer.on_model(&ModelEvent::Routed {
             layer: self.layer,
             rows: choices.len(),
-            selections: choices.iter().map(Vec::len).sum(),
+            selections,
             distinct: union.experts.len(),
         });
-        cx.observer.on_selected(&Selected { layer: self.layer, rows: &choices });
         experts.foresight.compare(self.layer, &union.experts, cx.observer);
         experts.compute.begin(h, self.hidden, choices.len() * self.plan.top_k)?;
         // The shared expert is computed while the misses load.

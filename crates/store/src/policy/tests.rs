@@ -201,6 +201,59 @@ impl Plain for PlainSieve {
     }
 }
 
+/// Two rows, uses of each slot, and which experts left the first row, in order.
+struct PlainS3Fifo {
+    small: Rows,
+    main: Rows,
+    uses: [u8; SLOTS as usize],
+    left: Vec<Vec<u32>>,
+}
+
+impl Plain for PlainS3Fifo {
+    fn inserted(&mut self, slot: u32) {
+        let kept = self.small.of(slot).len() + self.main.of(slot).len();
+        // A slot stands for its expert here.
+        let left = &mut self.left[(slot % self.small.scopes) as usize];
+        let known = left.iter().rev().take(kept).any(|&s| s == slot);
+        left.iter_mut().filter(|s| **s == slot).for_each(|s| *s = u32::MAX);
+        self.uses[slot as usize] = 0;
+        if known { self.main.of(slot).push(slot) } else { self.small.of(slot).push(slot) }
+    }
+    fn touched(&mut self, slot: u32) {
+        self.uses[slot as usize] = (self.uses[slot as usize] + 1).min(3);
+    }
+    fn removed(&mut self, slot: u32) {
+        if self.small.of(slot).contains(&slot) {
+            self.left[(slot % self.small.scopes) as usize].push(slot);
+        }
+        self.small.of(slot).retain(|&s| s != slot);
+        self.main.of(slot).retain(|&s| s != slot);
+    }
+    fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {
+        loop {
+            let (small, main) = (self.small.of(scope).clone(), self.main.of(scope).clone());
+            let first = |row: &[u32]| row.iter().copied().find(|&s| evictable(s));
+            let crowded = small.len() * 10 > small.len() + main.len() || main.is_empty();
+            if crowded && let Some(slot) = first(&small) {
+                if self.uses[slot as usize] < 2 {
+                    return Some(slot);
+                }
+                self.uses[slot as usize] = 0;
+                self.small.of(scope).retain(|&s| s != slot);
+                self.main.of(scope).push(slot);
+                continue;
+            }
+            let Some(slot) = first(&main) else { return first(&small) };
+            if self.uses[slot as usize] == 0 {
+                return Some(slot);
+            }
+            self.uses[slot as usize] -= 1;
+            self.main.of(scope).retain(|&s| s != slot);
+            self.main.of(scope).push(slot);
+        }
+    }
+}
+
 /// All uses of every expert: values are computed from them anew each time.
 #[derive(Default)]
 struct History {
@@ -367,6 +420,14 @@ proptest! {
     fn sieve_is_a_row_and_a_hand(ops in ops(), scopes in 1u32..3) {
         let (rows, hands) = (Rows::new(scopes), vec![0; scopes as usize]);
         compare(PolicyKind::Sieve, scopes, PlainSieve { rows, used: [false; SLOTS as usize], hands }, &ops)?;
+    }
+
+    #[test]
+    fn s3_fifo_is_two_rows_and_who_left(ops in ops(), scopes in 1u32..3) {
+        let (small, main) = (Rows::new(scopes), Rows::new(scopes));
+        let left = vec![Vec::new(); scopes as usize];
+        let plain = PlainS3Fifo { small, main, uses: [0; SLOTS as usize], left };
+        compare(PolicyKind::S3Fifo, scopes, plain, &ops)?;
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub struct Counts {
     pub selections: u64,
     /// Of these, found.
     pub hits: u64,
+    /// Bytes of the experts that were not.
+    pub missed_bytes: u64,
 }
 
 impl Counts {
@@ -76,6 +78,19 @@ pub struct Played {
 /// Experts of the rows that are computed together are never victims until all of them were used: while
 /// the limit is smaller than these, it is exceeded so long.
 pub fn replay(trace: &Trace, rule: Rule, scope: Scope, cache_bytes: u64) -> Played {
+    replay_pinned(trace, rule, scope, cache_bytes, &[])
+}
+
+/// [`replay`] beside experts that are always there, as (layer number, expert): they are found at every use,
+/// the policy hears of their uses, and they take nothing of `cache_bytes`. Experts that the trace does not
+/// name are passed over.
+pub fn replay_pinned(
+    trace: &Trace,
+    rule: Rule,
+    scope: Scope,
+    cache_bytes: u64,
+    always: &[(u32, u32)],
+) -> Played {
     let layers = trace.layers.len();
     let (scopes, limit) = match scope {
         Scope::Pool => (1, cache_bytes),
@@ -88,6 +103,13 @@ pub fn replay(trace: &Trace, rule: Rule, scope: Scope, cache_bytes: u64) -> Play
         first.push(slots);
         slots += count;
     }
+    let mut pinned = vec![false; slots];
+    for &(number, expert) in always {
+        let layer = trace.layers.iter().position(|layer| layer.number == number);
+        if let Some(layer) = layer.filter(|&layer| (expert as usize) < experts[layer]) {
+            pinned[first[layer] + expert as usize] = true;
+        }
+    }
     let policy: Box<dyn Replacement> = match rule {
         Rule::Policy(kind) => kind.build(&PolicyShape { scopes, slots, experts }),
         Rule::Belady => Box::new(Belady::new(trace, &first, scopes, slots)),
@@ -98,6 +120,7 @@ pub fn replay(trace: &Trace, rule: Rule, scope: Scope, cache_bytes: u64) -> Play
         first,
         limit,
         kept: vec![false; slots],
+        pinned,
         used: vec![0; scopes],
         groups: vec![None; slots],
     };
@@ -111,6 +134,8 @@ struct Cache<'t> {
     first: Vec<usize>,
     limit: u64,
     kept: Vec<bool>,
+    /// What is there without being kept.
+    pinned: Vec<bool>,
     /// Bytes of each scope.
     used: Vec<u64>,
     /// The last group that a slot belonged to.
@@ -132,7 +157,10 @@ impl Cache<'_> {
                 for selection in &trace.selections[row.selections.clone()] {
                     let id = ExpertId { layer: row.layer, expert: selection.expert };
                     counts.selections += 1;
-                    counts.hits += u64::from(self.look_up(id, selection.share, row.group));
+                    match self.look_up(id, selection.share, row.group) {
+                        true => counts.hits += 1,
+                        false => counts.missed_bytes += trace.layers[row.layer as usize].expert_bytes,
+                    }
                 }
             }
             if let Some(row) = rows.first() {
@@ -154,11 +182,14 @@ impl Cache<'_> {
         }
     }
 
-    /// Whether the expert was kept; it is afterwards.
+    /// Whether the expert was there; it is afterwards.
     fn look_up(&mut self, id: ExpertId, share: Share, group: u32) -> bool {
         let slot = self.first[id.layer as usize] + id.expert as usize;
         let scope = self.scope(id.layer);
         self.policy.requested(id, share);
+        if self.pinned[slot] {
+            return true;
+        }
         if self.kept[slot] {
             self.policy.touched(scope, slot as u32);
             return true;

@@ -114,7 +114,7 @@ fn a_replay_by_hand() {
     let hits = |rule| replay(&trace, rule, Scope::Pool, 20).decode.hits;
     assert_eq!((hits(policy(PolicyKind::Lru)), hits(Rule::Belady)), (2, 2));
     let tight = |rule| replay(&trace, rule, Scope::Pool, 10).decode;
-    assert_eq!(tight(Rule::Belady), Counts { selections: 6, hits: 0 });
+    assert_eq!(tight(Rule::Belady), Counts { selections: 6, hits: 0, missed_bytes: 60 });
     assert_eq!(trace.token_bytes(), 10);
 }
 
@@ -128,7 +128,7 @@ fn experts_computed_together_never_make_room_for_each_other() {
     for rule in PolicyKind::ALL.map(policy) {
         assert_eq!(
             replay(&trace, rule, Scope::Pool, 10).prefill,
-            Counts { selections: 5, hits: 2 },
+            Counts { selections: 5, hits: 2, missed_bytes: 30 },
             "{rule}"
         );
     }
@@ -205,5 +205,79 @@ proptest! {
                 prop_assert!(prefill.hits <= prefill.selections && decode.hits <= decode.selections);
             }
         }
+    }
+}
+
+#[test]
+fn what_is_pinned_is_always_found_and_takes_nothing_of_the_cache() {
+    let lines: String = [0, 1, 2, 0, 1, 2]
+        .iter()
+        .enumerate()
+        .fold(String::new(), |text, (step, expert)| text + &format!("0,1,{step},0,0,{expert},1.0,0,0\n"));
+    let trace = Trace::parse(&format!("{HEAD}{lines}")).unwrap();
+    for rule in PolicyKind::ALL.map(policy) {
+        let pinned = [(0, 1), (0, 99), (7, 0)];
+        let counts = replay_pinned(&trace, rule, Scope::Pool, 20, &pinned).decode;
+        assert_eq!(counts, Counts { selections: 6, hits: 4, missed_bytes: 20 }, "{rule}");
+    }
+}
+
+/// Sixteen layers of 64 experts, 8 a token, whose popular experts change every 128 tokens.
+fn changing() -> PhaseSpec {
+    PhaseSpec {
+        layers: 16,
+        experts: 64,
+        top_k: 8,
+        tokens: 1024,
+        phase_tokens: 128,
+        zipf: 1.0,
+        repeat: 0.3,
+        after: None,
+        expert_bytes: 1 << 20,
+        seed: 0,
+    }
+}
+
+#[test]
+fn synthetic_phases_are_what_their_spec_says() {
+    let trace = changing().generate().unwrap();
+    assert_eq!((trace.rows.len(), trace.selections.len()), (16 * 1024, 16 * 1024 * 8));
+    assert_eq!(changing().generate().unwrap(), trace);
+    assert_ne!(PhaseSpec { seed: 1, ..changing() }.generate().unwrap(), trace);
+    for row in &trace.rows {
+        let chosen = &trace.selections[row.selections.clone()];
+        let distinct: std::collections::HashSet<u32> = chosen.iter().map(|s| s.expert).collect();
+        assert_eq!(distinct.len(), 8);
+    }
+    // It is written and read as it is; share and group are the reader's.
+    let mut bytes = Vec::new();
+    trace.write(&mut bytes, "synthetic").unwrap();
+    assert_eq!(Trace::parse(std::str::from_utf8(&bytes).unwrap()).unwrap(), trace);
+    let counted = PhaseSpec { after: Some(10), ..changing() }.generate().unwrap();
+    let decode = counted.rows.iter().filter(|row| row.phase == TracePhase::Decode).count();
+    assert_eq!(decode, 16 * 10 * 7);
+    // Popularity so steep that a token wants more than are likely at all.
+    let steep = PhaseSpec { zipf: 400.0, repeat: 0.0, tokens: 2, ..changing() };
+    assert_eq!(steep.generate().unwrap().selections.len(), 2 * 16 * 8);
+    for bad in [
+        PhaseSpec { top_k: 65, ..changing() },
+        PhaseSpec { layers: 0, ..changing() },
+        PhaseSpec { repeat: 1.5, ..changing() },
+        PhaseSpec { zipf: f64::NAN, ..changing() },
+        PhaseSpec { tokens: u32::MAX, ..changing() },
+    ] {
+        assert!(bad.generate().is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn frecency_forgets_what_is_no_longer_popular() {
+    // Right after a change of all popular experts LRU has nothing old to unlearn.
+    let trace = PhaseSpec { after: Some(32), ..changing() }.generate().unwrap();
+    for mib in [192, 256, 384, 512] {
+        let (ours, lru) =
+            (rate(&trace, policy(PolicyKind::Frecency), mib), rate(&trace, policy(PolicyKind::Lru), mib));
+        println!("{mib} MiB: frecency {ours:.1}, LRU {lru:.1}");
+        assert!(ours + 1.0 > lru, "{mib} MiB: frecency {ours:.1}, LRU {lru:.1}");
     }
 }

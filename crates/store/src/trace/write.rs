@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::TracePhase;
+use super::{Trace, TracePhase};
 
 /// Writes a trace as it comes.
 pub struct TraceWriter<W> {
@@ -54,5 +54,28 @@ impl<W: Write> TraceWriter<W> {
     pub fn finish(mut self) -> io::Result<W> {
         self.out.flush()?;
         Ok(self.out)
+    }
+}
+
+impl Trace {
+    /// Writes a trace whose rows come token by token, as one turn. Weights are written as if all experts of
+    /// a token weighed the same.
+    ///
+    /// # Errors
+    /// What writing says.
+    pub fn write(&self, out: impl Write, model: &str) -> io::Result<()> {
+        let layers = self.layers.iter().map(|layer| (layer.number, layer.expert_bytes)).collect();
+        let mut writer = TraceWriter::new(out, model, layers)?;
+        let mut steps = vec![0u32; self.layers.len()];
+        for row in &self.rows {
+            let step = &mut steps[row.layer as usize];
+            let chosen: Vec<(u32, f32)> = self.selections[row.selections.clone()]
+                .iter()
+                .map(|selection| (selection.expert, 1.0))
+                .collect();
+            writer.row(0, row.phase, *step, self.layers[row.layer as usize].number, &chosen)?;
+            *step += 1;
+        }
+        writer.finish().map(drop)
     }
 }
