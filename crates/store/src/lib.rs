@@ -14,6 +14,7 @@ mod io;
 mod lease;
 mod loaders;
 mod machine;
+pub mod page_cache;
 mod policy;
 mod store;
 mod table;
