@@ -167,7 +167,6 @@ impl Report<'_> {
         config.insert("json".into(), json!(self.settings.json()));
         config.insert("verbose".into(), json!(self.settings.verbose()));
         // What each of these became where nothing was said: there is one of each.
-        config.insert("io".into(), json!("threads"));
         config.insert("device".into(), json!(self.engine.device()));
         config.insert("draft".into(), json!("off"));
         config.insert("origins".into(), Value::Object(self.settings.origins()));
@@ -229,8 +228,10 @@ impl Report<'_> {
     fn push_drive(&self, out: &mut String) {
         let (io, total) = (&self.figures.io, self.totals());
         let (depth, idle) = self.drive_use();
-        let way = if self.engine.store().io_mode().direct { "direct" } else { "buffered" };
-        let mut line = format!("{} in {} {way} reads", bytes(io.bytes), io.reads);
+        let mode = self.engine.store().io_mode();
+        let way = if mode.direct { "direct" } else { "buffered" };
+        let by = if mode.uring { "io_uring" } else { "threads" };
+        let mut line = format!("{} in {} {way} reads by {by}", bytes(io.bytes), io.reads);
         if let Some(cold) = self.cold_bytes {
             let _ = write!(line, ", {} from the drive itself", bytes(cold));
         }

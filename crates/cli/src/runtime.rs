@@ -91,7 +91,9 @@ impl Runtime {
         sampling.validate().map_err(|error| Failure::from_error(Kind::Usage, &error))?;
         if settings.verbose() {
             notice(&engine.budget().to_string());
-            notice(&format!("reads: {}", engine.store().io_mode().reason));
+            let mode = engine.store().io_mode();
+            let way = if mode.direct { "direct" } else { "buffered" };
+            notice(&format!("reads: {way} ({}), by {} ({})", mode.reason, mode.carrier(), mode.uring_reason));
         }
         Ok(Runtime { engine, tokenizer, template, stop_ids, sampling })
     }
@@ -157,6 +159,12 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
             Some(settings::Direct::On) => metaltail_store::Direct::On,
             Some(settings::Direct::Off) => metaltail_store::Direct::Off,
         },
+        io: match settings.io {
+            None | Some(settings::Io::Auto) => metaltail_store::Io::Auto,
+            Some(settings::Io::Uring) => metaltail_store::Io::Uring,
+            Some(settings::Io::Threads) => metaltail_store::Io::Threads,
+        },
+        chunk_bytes: settings.chunk_size,
         checksums: settings.checksums,
         prefill_chunk: settings.prefill_chunk,
         context: settings.context,
@@ -230,7 +238,7 @@ impl From<EngineError> for Failure {
 fn store_kind(error: &StoreError) -> Kind {
     match error {
         StoreError::Checksum { .. } | StoreError::EndOfFile { .. } | StoreError::Place { .. } => Kind::Model,
-        StoreError::Config(_) | StoreError::Direct { .. } => Kind::Usage,
+        StoreError::Config(_) | StoreError::Direct { .. } | StoreError::Uring { .. } => Kind::Usage,
         _ => Kind::Failed,
     }
 }

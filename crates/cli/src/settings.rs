@@ -19,7 +19,7 @@ mod parse;
 
 pub use environment::Environment;
 pub use file::ConfigFile;
-pub use flags::{Direct, Flags, ModelFlags, OutputFlags, Policy};
+pub use flags::{Direct, Flags, Io, ModelFlags, OutputFlags, Policy};
 pub use parse::{on_off, size, whole};
 
 /// Where a setting's value came from.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use metaltail_container::Checkpoint;
 use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places};
-use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Machine, PolicyKind, StoreConfig};
+use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Io, Machine, PolicyKind, StoreConfig};
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
@@ -37,6 +37,10 @@ pub struct EngineOptions {
     pub loaders: Option<usize>,
     /// Direct or buffered reads.
     pub direct: Direct,
+    /// What carries reads of experts out.
+    pub io: Io,
+    /// Longest part of an expert that is read at once, in bytes.
+    pub chunk_bytes: Option<u64>,
     /// Whether the checksum of an expert is verified when it is first read.
     pub checksums: Option<bool>,
     /// Rows of a prefill step.
@@ -70,6 +74,8 @@ pub struct Resolved {
     pub loaders: usize,
     /// `on` or `off`.
     pub direct: String,
+    /// `uring` or `threads`.
+    pub io: &'static str,
     /// `on` or `off`.
     pub checksums: String,
     /// Rows of a prefill step.
@@ -133,6 +139,8 @@ impl Engine {
             in_flight: settled.fit.in_flight,
             loaders: settled.loaders,
             direct: options.direct,
+            io: options.io,
+            chunk_bytes: options.chunk_bytes,
             checksums,
             ..StoreConfig::default()
         };
@@ -161,6 +169,7 @@ impl Engine {
             pool: config.pool,
             loaders: config.loaders,
             direct: on_off(store.io_mode().direct),
+            io: store.io_mode().carrier(),
             checksums: on_off(config.checksums),
             prefill_chunk: settled.prefill_chunk,
             context: settled.context,

@@ -4,7 +4,7 @@
 //! to one writer or to readers of one generation, so overwriting what someone reads is impossible
 //! whatever the slot table believes; the table only decides which slot to ask for.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -166,6 +166,84 @@ impl DerefMut for SlotWrite {
     }
 }
 
+/// A disjoint part of a slot that is being written. Parts may be filled by several threads, or by the
+/// kernel; the slot is whole again when the last one is rejoined, and given up when the last one is dropped.
+pub(crate) struct SlotPiece {
+    /// Never used through its own `Deref` while another part may exist: see `rejoin`.
+    slot: Arc<SlotWrite>,
+    start: usize,
+    len: usize,
+}
+
+impl SlotWrite {
+    /// Cuts the slot into parts: one for each of `ranges`, which must be ascending, disjoint and inside it.
+    pub(crate) fn split(self, ranges: &[Range<usize>]) -> Result<Vec<SlotPiece>, StoreError> {
+        let (_, len) = self.arena.place(self.slot);
+        let mut end = 0;
+        for range in ranges {
+            if range.start < end || range.end < range.start || range.end > len {
+                let text = format!("parts {ranges:?} of a slot of {len} bytes overlap or leave it");
+                return Err(StoreError::Internal(text));
+            }
+            end = range.end;
+        }
+        let slot = Arc::new(self);
+        let piece = |range: &Range<usize>| SlotPiece {
+            slot: Arc::clone(&slot),
+            start: range.start,
+            len: range.len(),
+        };
+        Ok(ranges.iter().map(piece).collect())
+    }
+}
+
+impl SlotPiece {
+    /// The whole slot as its only part.
+    pub(crate) fn whole(slot: SlotWrite) -> SlotPiece {
+        let (_, len) = slot.arena.place(slot.slot);
+        SlotPiece { slot: Arc::new(slot), start: 0, len }
+    }
+
+    /// Gives this part up; with the last one the whole slot comes back.
+    pub(crate) fn rejoin(self) -> Option<SlotWrite> {
+        // Of several threads that give up the last parts at once exactly one gets the slot, and it
+        // sees what the others wrote.
+        Arc::into_inner(self.slot)
+    }
+
+    /// First byte of the part, for a kernel that writes it. Valid for the part's length while it lives.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.base()
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn base(&self) -> *mut u8 {
+        // `split` found start + len <= slot bytes.
+        self.slot.arena.place(self.slot.slot).0.wrapping_add(self.start)
+    }
+}
+
+impl Deref for SlotPiece {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range lies in the slot, whose WRITING bit `self.slot` keeps set; `split` made the
+        // parts disjoint and the whole is out of reach until they are gone, so nobody else uses it.
+        unsafe { std::slice::from_raw_parts(self.base(), self.len) }
+    }
+}
+
+impl DerefMut for SlotPiece {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; the borrow of `self` is exclusive too.
+        unsafe { std::slice::from_raw_parts_mut(self.base(), self.len) }
+    }
+}
+
 impl Drop for SlotWrite {
     fn drop(&mut self) {
         // Release: readers that pin this generation see the bytes.
@@ -216,6 +294,38 @@ mod tests {
         drop(two);
         drop(arena.begin_write(1).unwrap());
         assert!(arena.begin_read(1, generation).is_none(), "a stale generation is refused");
+    }
+
+    #[test]
+    fn parts_of_a_slot_are_filled_apart_and_rejoined() {
+        let arena = Arc::new(Arena::new(&[(12_288, 1)]).unwrap());
+        let write = arena.begin_write(0).unwrap();
+        let generation = write.generation();
+        let mut parts = write.split(&[0..4096, 4096..8192, 8192..8192, 8192..12_288]).unwrap();
+        std::thread::scope(|scope| {
+            for (n, part) in (1u8..).zip(&mut parts) {
+                scope.spawn(move || part.fill(n));
+            }
+        });
+        let last = parts.pop().unwrap();
+        assert!(parts.into_iter().all(|part| part.rejoin().is_none()));
+        assert!(arena.begin_read(0, generation).is_none(), "one part is left");
+        let whole = last.rejoin().unwrap();
+        assert_eq!([whole[0], whole[4096], whole[8192], whole[12_287]], [1, 2, 4, 4]);
+        drop(whole);
+        assert!(arena.begin_read(0, generation).is_some());
+    }
+
+    #[test]
+    fn parts_that_overlap_or_leave_the_slot_are_refused() {
+        let arena = Arc::new(Arena::new(&[(8192, 1)]).unwrap());
+        let backwards = Range { start: 4096, end: 0 };
+        let bad: [&[Range<usize>]; 3] = [&[0..4096, 4095..8192], &[0..1, 1..8193], &[0..1, backwards]];
+        for ranges in bad {
+            assert!(matches!(arena.begin_write(0).unwrap().split(ranges), Err(StoreError::Internal(_))));
+        }
+        drop(arena.begin_write(0).unwrap().split(&[0..1, 1..4096]).unwrap());
+        assert!(arena.begin_write(0).is_some(), "dropped parts give the slot up");
     }
 
     #[test]

@@ -167,6 +167,20 @@ pub enum StoreError {
         /// What the operating system said.
         source: Arc<io::Error>,
     },
+    /// Reads by io_uring were demanded but do not work.
+    #[error("io_uring does not work here: {reason}. Use --io auto or threads")]
+    Uring {
+        /// Why.
+        reason: String,
+    },
+    /// A load ahead of need was called off, so that the drive was free for what was needed.
+    #[error("loading expert {expert} of layer {layer} ahead of need was called off")]
+    Cancelled {
+        /// Layer.
+        layer: u32,
+        /// Expert.
+        expert: u32,
+    },
     /// The store contradicts itself; a fault of this program.
     #[error("internal fault of the expert store: {0}. Please report it")]
     Internal(String),

@@ -163,7 +163,7 @@ impl Fetch<'_> {
                 Found::Ready(slot) | Found::Coming(slot) => slot,
                 Found::Missing => match state.table.start_load(id, now) {
                     Some(slot) => {
-                        self.shared.work.notify_one();
+                        self.shared.wake_loaders();
                         slot
                     }
                     None => return,

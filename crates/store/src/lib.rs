@@ -5,6 +5,7 @@
 //! `docs/design/store.md`. This crate knows no model: an expert is a number in a layer and some runs of bytes.
 
 mod arena;
+mod bell;
 pub mod budget;
 mod error;
 mod event;
@@ -16,6 +17,7 @@ mod loaders;
 mod machine;
 pub mod page_cache;
 mod policy;
+pub mod probe;
 mod store;
 mod table;
 pub mod testing;
@@ -27,7 +29,7 @@ pub use error::StoreError;
 pub use event::{EvictReason, Observer, Silent, StoreEvent};
 pub use fetch::Fetch;
 pub use geometry::{Geometry, LayerExperts};
-pub use io::{Direct, ExpertReader, FileReader, IoMode};
+pub use io::{Direct, DriveFigures, DriveFiles, ExpertReader, FileReader, Io, IoMode};
 pub use lease::Lease;
 pub use machine::{CgroupLevel, Machine};
 pub use policy::{ExpertId, Frecency, Lfu, Lru, PolicyKind, PolicyShape, Replacement, Share, Sieve, Slru};

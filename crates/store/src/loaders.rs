@@ -1,108 +1,60 @@
-//! Loader threads: they take queued loads, read, verify, and report.
+//! Loaders: they take queued loads, read them in parts, verify, and report.
+//!
+//! What is to be read, from which drive, and what becomes of a part that failed is decided in [`work`];
+//! [`threads`] and [`uring`] are two ways to carry the reads out.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
-
-use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::StoreError;
-use crate::event::StoreEvent;
-use crate::geometry::segments;
-use crate::io::{RunFault, Traffic, read_run};
-use crate::policy::ExpertId;
 use crate::store::Shared;
-use crate::table::Job;
 
-/// Threads that end with the value, after the reads they are in.
+mod load;
+mod mend;
+mod threads;
+#[cfg(target_os = "linux")]
+mod uring;
+mod work;
+
+use work::Work;
+
+/// A running way to carry out reads, fed by [`Work`] until the store closes.
+trait Carrier: Send + Sync {
+    /// Waits until its last read is over; the store is closing.
+    fn join(&mut self);
+}
+
+/// How loads are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Carriage {
+    /// Whether an io_uring carries reads out, and not threads.
+    pub(crate) uring: bool,
+    /// Threads.
+    pub(crate) loaders: usize,
+    /// Longest part of a load in bytes; where nothing is said, see [`Work`].
+    pub(crate) chunk: Option<u64>,
+}
+
+/// Loaders that end with the value, after the reads they are in.
 pub(crate) struct Loaders {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    carrier: Box<dyn Carrier>,
 }
 
 impl Loaders {
-    pub(crate) fn start(shared: &Arc<Shared>, count: usize) -> Result<Loaders, StoreError> {
-        let mut loaders = Loaders { shared: Arc::clone(shared), threads: Vec::with_capacity(count) };
-        for number in 0..count {
-            let shared = Arc::clone(shared);
-            let thread = std::thread::Builder::new()
-                .name(format!("mt-loader-{number}"))
-                .spawn(move || {
-                    while let Some(job) = shared.next_job() {
-                        run(&shared, job);
-                    }
-                })
-                .map_err(|e| StoreError::Spawn { number, source: Arc::new(e) })?;
-            loaders.threads.push(thread);
-        }
-        Ok(loaders)
+    pub(crate) fn start(shared: &Arc<Shared>, carriage: Carriage) -> Result<Loaders, StoreError> {
+        let work = Arc::new(Work::new(Arc::clone(shared), carriage.chunk));
+        let carrier: Box<dyn Carrier> = match carriage.uring {
+            #[cfg(target_os = "linux")]
+            true => Box::new(uring::Uring::start(work)?),
+            _ => Box::new(threads::Threads::start(&work, carriage.loaders)?),
+        };
+        Ok(Loaders { shared: Arc::clone(shared), carrier })
     }
 }
 
 impl Drop for Loaders {
     fn drop(&mut self) {
         self.shared.stop();
-        for thread in self.threads.drain(..) {
-            // A loader catches its panics; there is nothing to learn from the result.
-            let _ = thread.join();
-        }
+        self.carrier.join();
     }
-}
-
-/// One load. Whatever happens in it, the table hears of its end.
-fn run(shared: &Arc<Shared>, job: Job) {
-    let caught = catch_unwind(AssertUnwindSafe(|| load(shared, job)));
-    let result = caught.unwrap_or_else(|_| Err(StoreError::Internal("a loader panicked".into())));
-    shared.complete(job.slot, result);
-}
-
-/// Fills the job's slot; the generation of its bytes.
-fn load(shared: &Arc<Shared>, job: Job) -> Result<u64, StoreError> {
-    let (layer, expert) = (shared.layers[job.id.layer as usize].layer, job.id.expert);
-    shared.emit(&StoreEvent::ReadStarted { layer, expert, queued: job.queued.elapsed() });
-    let mut slot = shared.arena.begin_write(job.slot).ok_or_else(|| {
-        StoreError::Internal(format!("slot {} was free in the table and leased in the arena", job.slot))
-    })?;
-    let mut traffic = Traffic::default();
-    let read = segments(shared.place(job.id)).try_for_each(|s| {
-        let pages = &mut slot[s.start..s.start + s.span];
-        read_run(&*shared.reader, s.run, pages, &mut traffic).map_err(|fault| {
-            let (file, offset, wanted) = (shared.reader.path(s.run.file), s.run.offset, s.run.len);
-            match fault {
-                RunFault { got, source: Some(source) } => {
-                    StoreError::Read { layer, expert, file, offset, wanted, got, source: Arc::new(source) }
-                }
-                RunFault { got, source: None } => {
-                    StoreError::EndOfFile { layer, expert, file, offset, wanted, got }
-                }
-            }
-        })
-    });
-    let Traffic { bytes, calls, service } = traffic;
-    shared.emit(&StoreEvent::ReadFinished { layer, expert, bytes, calls, service, ok: read.is_ok() });
-    read?;
-    verify(shared, job.id, &slot)?;
-    Ok(slot.generation())
-}
-
-/// Compares the checksum at an expert's first load.
-fn verify(shared: &Shared, id: ExpertId, slot: &[u8]) -> Result<(), StoreError> {
-    let place = shared.place(id);
-    let Some(wanted) = place.checksum.filter(|_| shared.needs_check(id)) else {
-        return Ok(());
-    };
-    let mut hash = Xxh3::new();
-    for s in segments(place) {
-        hash.update(&slot[s.data()]);
-    }
-    let got = hash.digest();
-    let (layer, expert) = (shared.layers[id.layer as usize].layer, id.expert);
-    if got != wanted {
-        let first = place.runs.first().copied();
-        let (file, offset) = first.map_or_else(Default::default, |r| (shared.reader.path(r.file), r.offset));
-        return Err(StoreError::Checksum { layer, expert, file, offset, wanted, got });
-    }
-    shared.checked(id);
-    shared.emit(&StoreEvent::Verified { layer, expert });
-    Ok(())
 }

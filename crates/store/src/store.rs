@@ -2,22 +2,25 @@
 //!
 //! **Locks.** One mutex guards the slot table; under it nothing is read, no observer is called and no
 //! other lock is taken. The arena's atomic words come below it: they may be touched with or without the
-//! mutex. Two condition variables belong to it: `work` (loaders wait for jobs) and `done` (fetches wait
-//! for arrivals and freed slots).
+//! mutex. A condition variable belongs to it: `done` (fetches wait for arrivals and freed slots). Loaders
+//! sleep on the bell, whose own lock is taken last.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use metaltail_container::ExpertPlace;
+use metaltail_container::{ExpertPlace, Extent};
 
 use crate::arena::Arena;
+use crate::bell::Bell;
 use crate::error::StoreError;
 use crate::event::{Observer, StoreEvent};
 use crate::geometry::{Geometry, LayerExperts};
-use crate::io::{Direct, ExpertReader, FileReader, IoMode};
-use crate::loaders::Loaders;
+use crate::io::{
+    Chosen, Direct, DriveFigures, DriveFiles, Drives, ExpertReader, Io, IoMode, MOST_DRIVES, Wish, choose,
+};
+use crate::loaders::{Carriage, Loaders};
 use crate::machine::Machine;
 use crate::policy::{ExpertId, PolicyKind, PolicyShape};
 use crate::table::{Job, Keep, Table};
@@ -36,6 +39,11 @@ pub struct StoreConfig {
     pub loaders: usize,
     /// Whether reads bypass the page cache.
     pub direct: Direct,
+    /// What carries reads out.
+    pub io: Io,
+    /// Longest part of an expert that is read at once, in bytes, rounded down to whole pages. Unless said, one
+    /// drive reads whole runs, and several drives parts.
+    pub chunk_bytes: Option<u64>,
     /// Slots for experts on their way or leased and not kept, for each size class; at least 1.
     pub in_flight: usize,
     /// Whether an expert's checksum, where the container has one, is verified at its first load.
@@ -67,6 +75,8 @@ impl Default for StoreConfig {
             pool: false,
             loaders,
             direct: Direct::Auto,
+            io: Io::Auto,
+            chunk_bytes: None,
             in_flight: StoreConfig::default_in_flight(loaders),
             checksums: true,
             patience: Duration::from_secs(60),
@@ -86,8 +96,8 @@ pub(crate) struct State {
 pub(crate) struct Shared {
     pub(crate) arena: Arc<Arena>,
     pub(crate) layers: Vec<LayerExperts>,
-    pub(crate) reader: Box<dyn ExpertReader>,
-    pub(crate) work: Condvar,
+    pub(crate) drives: Drives,
+    pub(crate) bell: Bell,
     pub(crate) patience: Duration,
     numbers: HashMap<u32, u32>,
     state: Mutex<State>,
@@ -137,18 +147,24 @@ impl Shared {
         events.iter().for_each(|e| self.emit(e));
     }
 
-    /// The next load; waits for one. `None` when the store closes.
-    pub(crate) fn next_job(&self) -> Option<Job> {
-        let mut state = self.lock();
-        loop {
-            if state.stopping {
-                return None;
-            }
-            if let Some(job) = state.table.take_job() {
-                return Some(job);
-            }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// The next load, if one waits.
+    pub(crate) fn try_next_job(&self) -> Option<Job> {
+        self.lock().table.take_job()
+    }
+
+    /// Whether the store closes: no load begins any more.
+    pub(crate) fn stopping(&self) -> bool {
+        self.lock().stopping
+    }
+
+    /// Tells loaders that a load waits.
+    pub(crate) fn wake_loaders(&self) {
+        self.bell.ring();
+    }
+
+    /// Whether a load ahead of need is to be called off.
+    pub(crate) fn should_stop(&self, _job: &Job) -> bool {
+        false
     }
 
     pub(crate) fn complete(&self, slot: u32, result: Result<u64, StoreError>) {
@@ -160,7 +176,7 @@ impl Shared {
 
     pub(crate) fn stop(&self) {
         self.lock().stopping = true;
-        self.work.notify_all();
+        self.bell.ring_all();
     }
 
     pub(crate) fn needs_check(&self, id: ExpertId) -> bool {
@@ -191,18 +207,34 @@ impl ExpertStore {
         config: StoreConfig,
         observer: Arc<dyn Observer>,
     ) -> Result<ExpertStore, StoreError> {
-        let runs = layers.iter().flat_map(|l| &l.experts).flat_map(|e| &e.runs);
-        let bytes = runs.fold(0u64, |sum, run| sum.saturating_add(run.len));
+        ExpertStore::open_drives(&[DriveFiles::whole(files)], layers, config, observer)
+    }
+
+    /// As [`ExpertStore::open`], with files that lie on several drives, some of them on more than one.
+    /// That copies of a file are equal is the caller's to know.
+    ///
+    /// # Errors
+    /// As [`ExpertStore::open`], and an expert that lies on no drive.
+    pub fn open_drives(
+        drives: &[DriveFiles],
+        layers: Vec<LayerExperts>,
+        config: StoreConfig,
+        observer: Arc<dyn Observer>,
+    ) -> Result<ExpertStore, StoreError> {
         let available = Machine::probe().ok().map(|m| m.headroom());
-        let (reader, mode) = FileReader::open(files, config.direct, bytes, available)?;
+        let StoreConfig { direct, io, loaders, in_flight, .. } = config;
+        let wish = Wish { direct, io, loaders: loaders.max(1), in_flight: in_flight.max(1), available };
+        let Chosen { readers, rates, mode } = choose(drives, &layers, &wish)?;
         if mode.makeshift {
             observer
                 .on(&StoreEvent::Notice(format!("expert reads go through the page cache: {}", mode.reason)));
         }
-        ExpertStore::build(Box::new(reader), mode, layers, config, observer)
+        let named = drives.iter().map(|drive| drive.dir.clone());
+        let boxed = readers.into_iter().map(|reader| Box::new(reader) as Box<dyn ExpertReader>);
+        ExpertStore::build(named.zip(boxed).collect(), &rates, mode, layers, config, observer)
     }
 
-    /// A store over a reader of the caller's; `config.direct` is ignored.
+    /// A store over a reader of the caller's, which threads ask; `config.direct` and `config.io` are ignored.
     ///
     /// # Errors
     /// As [`ExpertStore::open`].
@@ -212,13 +244,30 @@ impl ExpertStore {
         config: StoreConfig,
         observer: Arc<dyn Observer>,
     ) -> Result<ExpertStore, StoreError> {
-        let (direct, reason) = (reader.alignment() > 1, "the caller brought the reader".into());
-        let mode = IoMode { direct, reason, makeshift: false };
-        ExpertStore::build(reader, mode, layers, config, observer)
+        ExpertStore::with_readers(vec![reader], layers, config, observer)
+    }
+
+    /// As [`ExpertStore::with_reader`], with a reader for each of several drives.
+    ///
+    /// # Errors
+    /// As [`ExpertStore::open_drives`].
+    pub fn with_readers(
+        readers: Vec<Box<dyn ExpertReader>>,
+        layers: Vec<LayerExperts>,
+        config: StoreConfig,
+        observer: Arc<dyn Observer>,
+    ) -> Result<ExpertStore, StoreError> {
+        let direct = readers.iter().any(|reader| reader.alignment() > 1);
+        let brought = || "the caller brought the readers".to_owned();
+        let mode =
+            IoMode { direct, reason: brought(), makeshift: false, uring: false, uring_reason: brought() };
+        let named = readers.into_iter().enumerate().map(|(n, reader)| (format!("reader-{n}").into(), reader));
+        ExpertStore::build(named.collect(), &[], mode, layers, config, observer)
     }
 
     fn build(
-        reader: Box<dyn ExpertReader>,
+        drives: Vec<(PathBuf, Box<dyn ExpertReader>)>,
+        rates: &[Option<f64>],
         mode: IoMode,
         layers: Vec<LayerExperts>,
         config: StoreConfig,
@@ -228,7 +277,12 @@ impl ExpertStore {
             return Err(StoreError::Config("loaders and in-flight slots must be at least 1 each".into()));
         }
         let geometry = Geometry::new(&layers)?;
-        check_files(&*reader, &layers)?;
+        if drives.is_empty() || drives.len() > MOST_DRIVES {
+            let got = drives.len();
+            return Err(StoreError::Config(format!("{got} drives; 1 to {MOST_DRIVES} are possible")));
+        }
+        let drives = Drives::new(drives, rates);
+        check_files(&drives, &layers)?;
         let too_many = || {
             StoreError::Config(format!(
                 "cap {} and {} in flight are too many slots",
@@ -258,8 +312,8 @@ impl ExpertStore {
         let verified = layers.iter().map(|l| vec![false; l.experts.len()]).collect();
         let shared = Arc::new(Shared {
             arena,
-            reader,
-            work: Condvar::new(),
+            drives,
+            bell: Bell::default(),
             patience: config.patience,
             numbers: numbers.into_iter().zip(0..).collect(),
             layers,
@@ -268,7 +322,8 @@ impl ExpertStore {
             observer,
             checksums: config.checksums,
         });
-        let _loaders = Loaders::start(&shared, config.loaders)?;
+        let carriage = Carriage { uring: mode.uring, loaders: config.loaders, chunk: config.chunk_bytes };
+        let _loaders = Loaders::start(&shared, carriage)?;
         Ok(ExpertStore { shared, mode, _loaders })
     }
 
@@ -279,6 +334,11 @@ impl ExpertStore {
     /// How the store reads, and why so.
     pub fn io_mode(&self) -> &IoMode {
         &self.mode
+    }
+
+    /// What each drive carried since the store was opened.
+    pub fn drives(&self) -> Vec<DriveFigures> {
+        self.shared.drives.figures()
     }
 
     /// Smallest and largest cap of a layer now; below the configured one after [`ExpertStore::enforce`].
@@ -341,26 +401,32 @@ impl ExpertStore {
     }
 }
 
-/// Every run must lie inside its file, as long as it is now.
-fn check_files(reader: &dyn ExpertReader, layers: &[LayerExperts]) -> Result<(), StoreError> {
+/// Every run must lie inside its file, as long as it is now on every drive that has it.
+fn check_files(drives: &Drives, layers: &[LayerExperts]) -> Result<(), StoreError> {
     for layer in layers {
         for (expert, place) in (0u32..).zip(&layer.experts) {
-            for run in &place.runs {
-                let reason = if run.file as usize >= reader.files() {
-                    format!("it names file {} of {}", run.file, reader.files())
-                } else if run.offset.saturating_add(run.len) > reader.len(run.file) {
-                    let (path, len) = (reader.path(run.file), reader.len(run.file));
-                    let (wanted, offset) = (run.len, run.offset);
-                    format!(
-                        "{} has {len} bytes; wanted {wanted} from offset {offset}. The file is cut short",
-                        path.display()
-                    )
-                } else {
-                    continue;
-                };
-                return Err(StoreError::Place { layer: layer.layer, expert, reason });
+            for &run in &place.runs {
+                let fault = (0..drives.len()).find_map(|drive| outside(drives.reader(drive), run));
+                let here = (0..drives.len()).any(|drive| drives.reader(drive).has(run.file));
+                let absent = || format!("it names file {}, which no drive has", run.file);
+                if let Some(reason) = fault.or_else(|| (!here).then(absent)) {
+                    return Err(StoreError::Place { layer: layer.layer, expert, reason });
+                }
             }
         }
     }
     Ok(())
+}
+
+/// Why a run does not lie in its file of this drive, where the drive has it.
+fn outside(reader: &dyn ExpertReader, run: Extent) -> Option<String> {
+    let Extent { file, offset, len: wanted } = run;
+    if !reader.has(file) || offset.saturating_add(wanted) <= reader.len(file) {
+        return None;
+    }
+    let (path, len) = (reader.path(file), reader.len(file));
+    Some(format!(
+        "{} has {len} bytes; wanted {wanted} from offset {offset}. The file is cut short",
+        path.display()
+    ))
 }

@@ -95,6 +95,8 @@ pub(crate) struct Job {
     pub(crate) slot: u32,
     pub(crate) id: ExpertId,
     pub(crate) queued: Instant,
+    /// Whether nobody asked for it yet: it may be called off between parts.
+    pub(crate) speculative: bool,
 }
 
 /// What a look-up found; in the first two cases the caller now has a hold.
@@ -232,7 +234,7 @@ impl Table {
                 slot.phase = Phase::Loading;
                 slot.touched = true;
                 let queued = slot.queued.unwrap_or_else(Instant::now);
-                return Some(Job { slot: number, id: slot.id, queued });
+                return Some(Job { slot: number, id: slot.id, queued, speculative: false });
             }
         }
         None

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Serialize, Serializer};
 
-use super::parse::{on_off, probability, share, size, temperature, whole};
+use super::parse::{chunk, on_off, probability, share, size, temperature, whole};
 
 /// The largest `--cap`: no layer has as many experts.
 const MAX_CAP: u64 = u32::MAX as u64;
@@ -41,6 +41,10 @@ pub struct Flags {
     /// Whether reads go around the page cache
     #[arg(long, value_enum, value_name = "WHEN", help_heading = "Memory and storage")]
     pub direct: Option<Direct>,
+    /// Read experts in parts of at most this size, such as 2M, in whole pages; default: whole runs from one
+    /// drive, parts from several
+    #[arg(long, value_name = "SIZE", value_parser = chunk, help_heading = "Memory and storage")]
+    pub chunk_size: Option<u64>,
     /// Whether an expert's checksum is verified when it is first read: on or off
     #[arg(long, value_name = "ON|OFF", value_parser = on_off, help_heading = "Memory and storage")]
     #[serde(serialize_with = "as_on_off")]
@@ -137,8 +141,10 @@ pub enum Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Io {
-    /// The best one this system has
+    /// The faster one, measured where the experts do not fit in a quarter of the free memory
     Auto,
+    /// One io_uring; an error where the system has none
+    Uring,
     /// Loader threads with positioned reads
     Threads,
 }
@@ -147,7 +153,7 @@ pub enum Io {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direct {
-    /// Where it works and the experts do not fit in half of the free memory
+    /// Where they are faster, measured where the experts do not fit in a quarter of the free memory
     Auto,
     /// Always; an error where the file system cannot
     On,

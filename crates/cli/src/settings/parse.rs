@@ -1,5 +1,7 @@
 //! Parsers of single values. Every one parses the whole text or refuses it.
 
+use metaltail_store::PAGE;
+
 /// A size in bytes: `24G`, `700M`, `4096`, `2GiB`; K, M and G are powers of 1024.
 pub fn size(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -34,6 +36,14 @@ pub fn whole<const MIN: u64, const MAX: u64>(text: &str) -> Result<usize, String
     match text.parse::<u64>() {
         Ok(number) if (MIN..=MAX).contains(&number) => usize::try_from(number).map_err(|e| e.to_string()),
         _ => Err(format!("it must be a whole number from {MIN} to {MAX}{hint}")),
+    }
+}
+
+/// A size of at least one page.
+pub(super) fn chunk(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        bytes if bytes < PAGE => Err(format!("it must be at least {PAGE} bytes, one page")),
+        bytes => Ok(bytes),
     }
 }
 
@@ -80,6 +90,12 @@ mod tests {
         {
             assert!(size(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn parts_are_at_least_a_page() {
+        assert_eq!((chunk("4096"), chunk("2M")), (Ok(4096), Ok(2 << 20)));
+        assert!(chunk("4095").unwrap_err().contains("4096") && chunk("x").is_err());
     }
 
     #[test]

@@ -1,0 +1,122 @@
+//! Files of the system.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use metaltail_container::Extent;
+
+use super::{ExpertReader, Traffic, read_run};
+use crate::arena::{Arena, PAGE};
+use crate::error::StoreError;
+
+/// One file of a drive, or a gap where the drive has none.
+struct Opened {
+    path: PathBuf,
+    file: Option<File>,
+    len: u64,
+}
+
+/// Files of one drive, read directly or through the page cache.
+pub struct FileReader {
+    files: Vec<Opened>,
+    direct: bool,
+}
+
+impl FileReader {
+    /// Opens files for reads through the page cache, or for direct ones, of which it then tries some.
+    ///
+    /// # Errors
+    /// [`StoreError::Open`], or [`StoreError::Direct`] where direct reads do not work.
+    pub fn open(files: &[PathBuf], direct: bool) -> Result<FileReader, StoreError> {
+        let all: Vec<Option<&Path>> = files.iter().map(|path| Some(path.as_path())).collect();
+        FileReader::open_some(&all, direct)
+    }
+
+    /// As [`FileReader::open`], with gaps: the numbering is that of the whole model.
+    pub(crate) fn open_some(files: &[Option<&Path>], direct: bool) -> Result<FileReader, StoreError> {
+        let open = |path: &Option<&Path>| match path {
+            Some(path) => open_file(path, direct),
+            None => Ok(Opened { path: PathBuf::new(), file: None, len: 0 }),
+        };
+        let reader = FileReader { files: files.iter().map(open).collect::<Result<_, _>>()?, direct };
+        if direct {
+            reader.try_direct()?;
+        }
+        Ok(reader)
+    }
+
+    /// Reads the first block of a few files: opening succeeds on some systems that refuse the read.
+    fn try_direct(&self) -> Result<(), StoreError> {
+        const FILES: usize = 8;
+        let block = Arc::new(Arena::new(&[(PAGE as usize, 1)])?);
+        let mut block =
+            block.begin_write(0).ok_or_else(|| StoreError::Internal("the trial block is in use".into()))?;
+        let here = (0u32..).zip(&self.files).filter(|(_, opened)| opened.file.is_some());
+        for (number, Opened { path, len, .. }) in here.take(FILES) {
+            let extent = Extent { file: number, offset: 0, len: PAGE.min(*len) };
+            read_run(self, extent, &mut block, &mut Traffic::default()).map_err(|fault| {
+                let source = fault.source.unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
+                StoreError::Direct { file: path.clone(), source: Arc::new(source) }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn open_file(path: &Path, direct: bool) -> Result<Opened, StoreError> {
+    let failed = |e: io::Error| {
+        let (file, source) = (path.to_path_buf(), Arc::new(e));
+        // Missing files and missing rights are no question of direct reads.
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => StoreError::Open { file, source },
+            _ if direct => StoreError::Direct { file, source },
+            _ => StoreError::Open { file, source },
+        }
+    };
+    let mut options = File::options();
+    options.read(true);
+    if direct {
+        options.custom_flags(direct_flag().map_err(failed)?);
+    }
+    let file = options.open(path).map_err(failed)?;
+    let len = file.metadata().map_err(failed)?.len();
+    Ok(Opened { path: path.to_path_buf(), file: Some(file), len })
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn direct_flag() -> io::Result<i32> {
+    Ok(libc::O_DIRECT)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn direct_flag() -> io::Result<i32> {
+    Err(io::Error::from(io::ErrorKind::Unsupported))
+}
+
+impl ExpertReader for FileReader {
+    fn files(&self) -> usize {
+        self.files.len()
+    }
+    fn has(&self, file: u32) -> bool {
+        self.handle(file).is_some()
+    }
+    fn path(&self, file: u32) -> PathBuf {
+        self.files[file as usize].path.clone()
+    }
+    fn len(&self, file: u32) -> u64 {
+        self.files[file as usize].len
+    }
+    fn alignment(&self) -> u64 {
+        if self.direct { PAGE } else { 1 }
+    }
+    fn read_at(&self, file: u32, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let file = self.handle(file).ok_or(io::ErrorKind::NotFound)?;
+        file.read_at(buf, offset)
+    }
+    fn handle(&self, file: u32) -> Option<&File> {
+        self.files.get(file as usize)?.file.as_ref()
+    }
+}
