@@ -28,7 +28,7 @@ pub const FIGURES: [Figure; 19] = [
     Figure {
         key: "hit_rate",
         name: "hit rate",
-        of: |row| Some(1.0 - ratio(row.decode.misses, row.decode.lookups)?),
+        of: |row| ratio(row.decode.lookups.saturating_sub(row.decode.misses), row.decode.lookups),
     },
     Figure { key: "pinned_share", name: "hits, pinned", of: |row| tier(row, "pinned") },
     Figure { key: "cached_share", name: "hits, cached", of: |row| tier(row, "cached") },

@@ -220,11 +220,11 @@ impl Harness<'_> {
 }
 
 /// What runs of the same settings say of the machine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Noise {
     /// How far controls may lie apart, as a share.
     pub stated: f64,
-    /// Tokens a second of each control, in order.
+    /// Tokens a second of each control, in order; of a drive, 10⁹ bytes a second.
     pub controls: Vec<f64>,
     /// How far they lie apart: the largest over the smallest, less one.
     pub spread: Option<f64>,
@@ -264,7 +264,7 @@ pub fn floor(runs: &[Run], key: &str) -> Option<f64> {
     apart(&control_medians(runs, key))
 }
 
-fn apart(values: &[f64]) -> Option<f64> {
+pub(crate) fn apart(values: &[f64]) -> Option<f64> {
     let Spread { min, max, .. } = Spread::of(values)?;
     match (min > 0.0, max == min) {
         (_, true) => Some(0.0),

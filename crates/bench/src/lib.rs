@@ -17,6 +17,7 @@ mod compare;
 pub mod decode;
 pub mod figures;
 pub mod harness;
+pub mod io;
 pub mod job;
 pub mod kernels;
 pub mod plot;

@@ -1,18 +1,19 @@
 //! Plots of records, as SVG: medians as points, minimum to maximum as bars.
 
-use plotters::chart::{ChartBuilder, ChartContext, SeriesLabelPosition};
+use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::{
     Cartesian2d, Circle, DrawingArea, DrawingAreaErrorKind, IntoDrawingArea, PathElement, RGBColor,
     SVGBackend, Text,
 };
-use plotters::style::{BLACK, Color, WHITE};
+use plotters::style::{Color, WHITE};
 
 use crate::Spread;
 use crate::cap::CapRow;
 use crate::figures::{SPEED, figure};
 use crate::harness::{Role, Run};
+use crate::io::{IoRow, Streaming};
 use crate::record::{Outcome, Record};
 
 /// Width of a plot and height of each of its panels, in pixels.
@@ -23,6 +24,7 @@ const TITLE: u32 = 60;
 
 const BLUE: RGBColor = RGBColor(31, 119, 180);
 const ORANGE: RGBColor = RGBColor(214, 100, 20);
+const GREEN: RGBColor = RGBColor(44, 140, 60);
 const GREY: RGBColor = RGBColor(120, 120, 120);
 
 /// A plot that cannot be drawn.
@@ -50,7 +52,7 @@ struct Point {
 
 /// Points of one colour.
 struct Series {
-    name: &'static str,
+    name: String,
     colour: RGBColor,
     points: Vec<Point>,
     line: bool,
@@ -80,6 +82,7 @@ pub fn svg(record: &Record) -> Result<String, PlotError> {
     let plot = match &record.outcome {
         Outcome::Cap { rows, .. } => of_caps(record, rows),
         Outcome::Ab { result } => of_pairs(record, &result.name),
+        Outcome::Io { rows, streaming, .. } => of_drive(record, rows, streaming.as_ref()),
     };
     if plot.panels.iter().all(|panel| panel.series.iter().all(|series| series.points.is_empty())) {
         return Err(PlotError::Empty);
@@ -96,7 +99,7 @@ fn of_caps(record: &Record, rows: &[CapRow]) -> Plot {
             Some(Point { x: at as f64, y })
         };
         let points = rows.iter().enumerate().filter_map(point).collect();
-        Panel { y, series: vec![Series { name: "", colour: BLUE, points, line: true }] }
+        Panel { y, series: vec![Series { name: String::new(), colour: BLUE, points, line: true }] }
     };
     let panels = vec![
         panel(SPEED, "decode, tokens/s", 1.0),
@@ -115,13 +118,13 @@ fn of_caps(record: &Record, rows: &[CapRow]) -> Plot {
 
 fn of_pairs(record: &Record, name: &str) -> Plot {
     let runs: Vec<&Run> = record.runs.iter().filter(|run| run.role != Role::Probe).collect();
-    let series = |name, colour, key: &str, scale: f64, of: &dyn Fn(&Run) -> bool| {
+    let series = |name: &str, colour, key: &str, scale: f64, of: &dyn Fn(&Run) -> bool| {
         let point = |(at, run): (usize, &&Run)| {
             let values: Option<Vec<f64>> = run.counted()?.measured().map(figure(key)?.of).collect();
             Some(Point { x: at as f64, y: scaled(&Spread::of(&values?)?, scale) })
         };
         let points = runs.iter().enumerate().filter(|(_, run)| of(run)).filter_map(point).collect();
-        Series { name, colour, points, line: false }
+        Series { name: name.to_owned(), colour, points, line: false }
     };
     let panel = |key, y, scale| Panel {
         y,
@@ -144,6 +147,44 @@ fn of_pairs(record: &Record, name: &str) -> Plot {
     }
 }
 
+fn of_drive(record: &Record, rows: &[IoRow], streaming: Option<&Streaming>) -> Plot {
+    let mut depths: Vec<usize> = rows.iter().map(|row| row.depth).collect();
+    depths.sort_unstable();
+    depths.dedup();
+    let place = |depth: usize| depths.iter().position(|known| *known == depth).unwrap_or(0) as f64;
+    let ways = [
+        ("direct, threads", BLUE),
+        ("direct, uring", ORANGE),
+        ("buffered, threads", GREY),
+        ("buffered, uring", GREEN),
+    ];
+    let panel = |y, of: &dyn Fn(&IoRow) -> Option<Spread>| {
+        let series = |(name, colour): (&str, RGBColor)| {
+            let own = |row: &&IoRow| {
+                format!("{}, {}", if row.direct { "direct" } else { "buffered" }, row.io) == name
+            };
+            let point = |row: &IoRow| Some(Point { x: place(row.depth), y: of(row)? });
+            let points: Vec<Point> = rows.iter().filter(own).filter_map(point).collect();
+            Series { name: name.to_owned(), colour, points, line: true }
+        };
+        Panel { y, series: ways.map(series).into_iter().filter(|series| !series.points.is_empty()).collect() }
+    };
+    let decode = streaming.and_then(|streaming| streaming.of_raw).map_or(String::new(), |ratio| {
+        format!("; decode gets {:.2} of raw ({:.2}–{:.2})", ratio.median, ratio.min, ratio.max)
+    });
+    let statistic = format!("median, minimum to maximum of rounds{decode}");
+    Plot {
+        title: "Random reads of whole experts".to_owned(),
+        subtitle: subtitle(record, &statistic),
+        x: "reads at a time",
+        labels: depths.iter().map(usize::to_string).collect(),
+        panels: vec![
+            panel("10⁹ bytes a second", &|row| row.gb_per_second),
+            panel("99 of 100 reads took at most, ms", &|row| row.p99_ms),
+        ],
+    }
+}
+
 fn scaled(spread: &Spread, scale: f64) -> Spread {
     let Spread { median, min, max, n } = *spread;
     Spread { median: median * scale, min: min * scale, max: max * scale, n }
@@ -153,12 +194,11 @@ fn subtitle(record: &Record, statistic: &str) -> String {
     let word = |key: &str| record.model.get(key).and_then(serde_json::Value::as_str).unwrap_or_default();
     let name = word("path").rsplit('/').find(|part| !part.is_empty()).unwrap_or_default();
     let refused = if record.refused.is_some() { "REFUSED; " } else { "" };
-    format!(
-        "{refused}{name} ({}), page cache {}, {} tokens a prompt; {statistic}",
-        word("model_type"),
-        record.job.page_cache,
-        record.job.tokens
-    )
+    let job = match record.runs.is_empty() {
+        true => String::new(),
+        false => format!(", page cache {}, {} tokens a prompt", record.job.page_cache, record.job.tokens),
+    };
+    format!("{refused}{name} ({}){job}; {statistic}", word("model_type"))
 }
 
 fn draw<'a>(plot: &Plot, text: &'a mut String) -> Drawn<'a> {
@@ -168,6 +208,7 @@ fn draw<'a>(plot: &Plot, text: &'a mut String) -> Drawn<'a> {
     let (head, body) = root.split_vertically(TITLE);
     head.draw(&Text::new(plot.title.clone(), (20, 10), ("sans-serif", 22)))?;
     head.draw(&Text::new(plot.subtitle.clone(), (20, 38), ("sans-serif", 13)))?;
+    draw_legend(&head, &plot.panels[0].series)?;
     let last = plot.panels.len().saturating_sub(1);
     for (at, (panel, area)) in plot.panels.iter().zip(body.split_evenly((plot.panels.len(), 1))).enumerate() {
         draw_panel(plot, panel, &area, at == last)?;
@@ -200,20 +241,12 @@ fn draw_panel<'a>(plot: &Plot, panel: &Panel, area: &Area<'a>, last: bool) -> Dr
         .x_label_formatter(&label)
         .x_desc(if last { plot.x } else { "" })
         .y_desc(panel.y)
+        .y_label_formatter(&|y| number(*y))
         .label_style(("sans-serif", 13))
         .axis_desc_style(("sans-serif", 14))
         .draw()?;
     for series in &panel.series {
         draw_series(&mut chart, series)?;
-    }
-    if panel.series.len() > 1 {
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::LowerRight)
-            .background_style(WHITE.mix(0.85))
-            .border_style(BLACK.mix(0.4))
-            .label_font(("sans-serif", 13))
-            .draw()?;
     }
     Ok(())
 }
@@ -235,9 +268,23 @@ fn draw_series<'b>(chart: &mut Chart<'_, 'b>, series: &Series) -> Drawn<'b> {
     });
     chart.draw_series(bars)?;
     let points = series.points.iter().map(|point| Circle::new((point.x, point.y.median), 4, colour.filled()));
-    let drawn = chart.draw_series(points)?;
-    if !series.name.is_empty() {
-        drawn.label(series.name).legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+    chart.draw_series(points)?;
+    Ok(())
+}
+
+/// Names of the series from the right end of the title on to the left.
+fn draw_legend<'a>(head: &Area<'a>, series: &[Series]) -> Drawn<'a> {
+    let mut x = WIDTH as i32 - 24;
+    for Series { name, colour, .. } in series.iter().rev().filter(|series| !series.name.is_empty()) {
+        x -= 34 + 7 * name.chars().count() as i32;
+        head.draw(&Circle::new((x, 20), 4, colour.filled()))?;
+        head.draw(&Text::new(name.clone(), (x + 10, 13), ("sans-serif", 13)))?;
     }
     Ok(())
+}
+
+/// A number of an axis without needless zeros.
+fn number(value: f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

@@ -6,6 +6,7 @@ use serde_json::Value;
 use crate::ab::{Ab, AbResult};
 use crate::cap::{CapRow, Claim, Sweep};
 use crate::harness::{Arm, Noise, Run};
+use crate::io::{Io, IoRow, RawRead, Streaming};
 use crate::job::Job;
 
 /// Version of the form.
@@ -26,6 +27,15 @@ pub enum Outcome {
         rows: Vec<CapRow>,
         /// What follows.
         claims: Vec<Claim>,
+    },
+    /// The drive.
+    Io {
+        /// A row a way to read.
+        rows: Vec<IoRow>,
+        /// Decoding beside it, where it was asked for.
+        streaming: Option<Streaming>,
+        /// Every measurement of the drive, in order.
+        raw: Vec<RawRead>,
     },
 }
 
@@ -71,44 +81,62 @@ pub struct Surroundings {
 impl Record {
     /// The record of a comparison of two arms and, where there is one, the probe.
     pub fn of_ab(ab: Ab, arms: &[Arm], job: &Job, around: Surroundings) -> Record {
-        let statistic = "tokens/s and other figures of a run: the median over its rotating prompts; of an arm: median, minimum and maximum over its runs; ratios pair by pair";
+        let statistic = "a run's figure is the median over its rotating prompts, an arm's the median, minimum and maximum over its runs; ratios are formed pair by pair";
         let outcome = Outcome::Ab { result: Box::new(ab.result) };
-        Record::of(outcome, ab.refused, ab.noise, statistic, ab.runs, arms, job, around)
+        let order = order(&ab.runs, arms);
+        Record {
+            noise: ab.noise,
+            refused: ab.refused,
+            ..Record::of(outcome, statistic, ab.runs, arms, job, around, order)
+        }
     }
 
     /// The record of a sweep.
     pub fn of_sweep(sweep: Sweep, arms: &[Arm], job: &Job, around: Surroundings) -> Record {
         let statistic = "median, minimum and maximum over all rotating prompts of all rounds";
         let outcome = Outcome::Cap { rows: sweep.rows, claims: sweep.claims };
-        Record::of(outcome, sweep.refused, sweep.noise, statistic, sweep.runs, arms, job, around)
+        let order = order(&sweep.runs, arms);
+        let record = Record::of(outcome, statistic, sweep.runs, arms, job, around, order);
+        Record { noise: sweep.noise, refused: sweep.refused, ..record }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of one object")]
+    /// The record of a drive, and of decoding beside it. `model` is what the files belong to.
+    pub fn of_io(io: Io, arm: Arm, job: &Job, model: Value, around: Surroundings) -> Record {
+        let statistic = "median, minimum and maximum over rounds; ratios are formed round by round, over the mean of the raw reads before and after";
+        let order = io.raw.iter().map(|row| row.way.clone()).collect();
+        let outcome = Outcome::Io { rows: io.rows, streaming: io.streaming, raw: io.raw };
+        let record = Record::of(outcome, statistic, io.runs, &[arm], job, around, order);
+        Record { noise: io.noise, refused: io.refused, model, ..record }
+    }
+
     fn of(
         outcome: Outcome,
-        refused: Option<String>,
-        noise: Noise,
         statistic: &str,
         runs: Vec<Run>,
         arms: &[Arm],
         job: &Job,
         around: Surroundings,
+        order: Vec<String>,
     ) -> Record {
-        let name = |run: &Run| arms.get(run.arm).map(|arm| arm.name.clone()).unwrap_or_default();
         let record = runs.iter().find_map(|run| run.record.as_ref());
         Record {
             version: VERSION,
             outcome,
-            refused,
-            noise,
+            refused: None,
+            noise: Noise::default(),
             statistic: statistic.to_owned(),
             program: around.program,
             machine: around.machine,
             model: record.map(|record| record.model.clone()).unwrap_or_default(),
             job: Job { sequences: None, ..job.clone() },
             arms: arms.to_vec(),
-            order: runs.iter().map(name).collect(),
+            order,
             runs,
         }
     }
+}
+
+/// Names of the arms in the order of their runs.
+fn order(runs: &[Run], arms: &[Arm]) -> Vec<String> {
+    runs.iter().filter_map(|run| arms.get(run.arm)).map(|arm| arm.name.clone()).collect()
 }

@@ -9,7 +9,9 @@ use std::path::PathBuf;
 
 mod bench;
 
-pub use bench::{Bench, BenchAbArgs, BenchArgs, BenchCapArgs, BenchKernelsArgs, BenchPlotArgs, Protocol};
+pub use bench::{
+    Bench, BenchAbArgs, BenchArgs, BenchCapArgs, BenchIoArgs, BenchKernelsArgs, BenchPlotArgs, Protocol,
+};
 
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use metaltail_container::convert::Target;
@@ -307,6 +309,7 @@ mod tests {
             "bench ab --a --prefill-chunk=8 --b= --model m --pairs 3 --noise 5 --page-cache warm",
             "bench cap --caps 1,8,4 --rounds 1 --prompts 2 --warmup 0 --feed greedy --max-tokens 8",
             "bench plot record.json --plot out.svg",
+            "bench io --depths 1,8 --rounds 2 --seconds 0.5 --decode --cap 0 --model m",
             "bench arm --cap 4",
             "bench kernels --hidden 256 --width 128 --top-k 4 --rounds 2 --format int4,int8 --working-set 8M",
             "completions bash",
@@ -342,6 +345,8 @@ mod tests {
             "bench ab --a x --b y --pairs 0",
             "bench cap --caps 1,x",
             "bench cap --noise 0x",
+            "bench io --depths 0",
+            "bench io --seconds 0",
             "bench plot record.json",
             "bench kernels --format int4,int3",
             "inspect a --model b",

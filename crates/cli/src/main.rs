@@ -76,6 +76,7 @@ fn dispatch(command: &Command, settings: &Settings) -> Result<(), Failure> {
         Command::Bench(args) => match &args.bench {
             Bench::Ab(args) => commands::bench::ab::execute(args, settings),
             Bench::Cap(args) => commands::bench::cap::execute(args, settings),
+            Bench::Io(args) => commands::bench::io::execute(args, settings),
             Bench::Kernels(args) => commands::bench::kernels::execute(args, settings),
             Bench::Plot(args) => commands::bench::plot(args, settings),
             Bench::Arm(_) => commands::bench::arm::execute(settings),

@@ -1,82 +1,41 @@
 //! What of some files lies in the page cache, and putting it there or out of there.
 //!
-//! A measurement of reads means little unless this is known: the system's word for it is `mincore`.
+//! A measurement of reads means little unless this is known.
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use crate::arena::PAGE;
+use metaltail_container::Extent;
+
+use crate::probe::evict::resident as resident_in;
 
 /// Bytes of a file that are looked at through one mapping.
 const WINDOW: u64 = 1 << 30;
 
-/// Pages of files, and how many of them are in the page cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Resident {
-    /// Pages that the files have.
-    pub pages: u64,
-    /// Pages in the page cache.
-    pub resident: u64,
-}
-
-impl Resident {
-    /// Share of the pages that are in the page cache; 0 for files without a page.
-    pub fn share(&self) -> f64 {
-        if self.pages == 0 { 0.0 } else { self.resident as f64 / self.pages as f64 }
-    }
-
-    fn add(&mut self, other: Resident) {
-        self.pages += other.pages;
-        self.resident += other.resident;
-    }
-}
-
-/// Counts the pages of regular files that are in the page cache.
+/// Share of the bytes of files that are in the page cache; 0 for files without bytes.
 ///
 /// Linux tells this of files that the caller owns or may write, and calls all pages of others resident.
 ///
 /// # Errors
-/// A file that cannot be opened or mapped.
-pub fn resident<P: AsRef<Path>>(paths: &[P]) -> io::Result<Resident> {
-    let mut sum = Resident::default();
+/// A file that cannot be opened, or a system that does not tell.
+pub fn resident_share<P: AsRef<Path>>(paths: &[P]) -> io::Result<f64> {
+    let (mut bytes, mut resident) = (0, 0);
     for path in paths {
-        sum.add(resident_of(&File::open(path)?)?);
+        let file = File::open(path)?;
+        let len = file.metadata()?.len();
+        for offset in (0..len).step_by(WINDOW as usize) {
+            let window = Extent { file: 0, offset, len: WINDOW.min(len - offset) };
+            let untold =
+                || io::Error::new(io::ErrorKind::Unsupported, "the system does not tell what is cached");
+            resident += resident_in(&file, window).ok_or_else(untold)?.min(window.len);
+        }
+        bytes += len;
     }
-    Ok(sum)
+    Ok(if bytes == 0 { 0.0 } else { resident as f64 / bytes as f64 })
 }
 
-fn resident_of(file: &File) -> io::Result<Resident> {
-    let len = file.metadata()?.len();
-    let mut sum = Resident::default();
-    let mut offset = 0;
-    while offset < len {
-        let window = WINDOW.min(len - offset);
-        sum.add(resident_in(file, offset, window)?);
-        offset += window;
-    }
-    Ok(sum)
-}
-
-/// One window; `offset` is a multiple of the page size.
-fn resident_in(file: &File, offset: u64, len: u64) -> io::Result<Resident> {
-    let bytes = usize::try_from(len).map_err(io::Error::other)?;
-    // SAFETY: the bytes of the mapping are never looked at, so it does not matter who changes the file.
-    let map = unsafe { memmap2::MmapOptions::new().offset(offset).len(bytes).map(file)? };
-    let pages = len.div_ceil(PAGE);
-    let mut states = vec![0u8; usize::try_from(pages).map_err(io::Error::other)?];
-    // SAFETY: the range is the mapping's own, and there is one byte for each of its pages; a system
-    // with larger pages writes fewer.
-    let code = unsafe { libc::mincore(map.as_ptr().cast_mut().cast(), bytes, states.as_mut_ptr().cast()) };
-    if code != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let resident = states.iter().filter(|state| *state & 1 == 1).count() as u64;
-    Ok(Resident { pages, resident })
-}
-
-/// Asks the system to drop files from the page cache. It need not: ask [`resident`] afterwards.
+/// Asks the system to drop files from the page cache. It need not: ask [`resident_share`] afterwards.
 ///
 /// # Errors
 /// A file that cannot be opened, written back or advised.
@@ -86,11 +45,7 @@ pub fn evict<P: AsRef<Path>>(paths: &[P]) -> io::Result<()> {
         let file = File::open(path)?;
         // Pages that are not written yet cannot be dropped.
         file.sync_data()?;
-        // SAFETY: a call on a descriptor that is open; it touches no memory of this process.
-        let code = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-        if code != 0 {
-            return Err(io::Error::from_raw_os_error(code));
-        }
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     }
     Ok(())
 }
@@ -125,20 +80,20 @@ mod tests {
     fn what_was_read_is_resident_and_what_was_dropped_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        std::fs::write(&path, vec![1u8; 5 * PAGE as usize + 1]).unwrap();
+        std::fs::write(&path, vec![1u8; 20_481]).unwrap();
         warm(&[&path]).unwrap();
-        assert_eq!(resident(&[&path]).unwrap(), Resident { pages: 6, resident: 6 });
+        assert_eq!(resident_share(&[&path]).unwrap(), 1.0);
         if cfg!(target_os = "linux") {
             evict(&[&path]).unwrap();
             // A file system in memory keeps what it has; every other one has dropped all of it.
-            assert!([0, 6].contains(&resident(&[&path]).unwrap().resident));
+            assert!([0.0, 1.0].contains(&resident_share(&[&path]).unwrap()));
         }
     }
 
     #[test]
-    fn files_without_bytes_have_no_pages() {
+    fn files_without_bytes_have_no_share() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert_eq!(resident(&[file.path()]).unwrap().share(), 0.0);
-        assert!(resident(&[Path::new("nowhere")]).is_err());
+        assert_eq!(resident_share(&[file.path()]).unwrap(), 0.0);
+        assert!(resident_share(&[Path::new("nowhere")]).is_err());
     }
 }

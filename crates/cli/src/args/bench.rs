@@ -24,9 +24,11 @@ pub enum Bench {
     Ab(BenchAbArgs),
     /// Measure a model at several sizes of the expert cache
     Cap(BenchCapArgs),
+    /// How fast the drive delivers experts, and how much of that decoding gets
+    Io(BenchIoArgs),
     /// How fast the matrix kernels are, by format and instruction set
     Kernels(BenchKernelsArgs),
-    /// Draw the plot of a record that ab or cap wrote
+    /// Draw the plot of a record that ab, cap or io wrote
     Plot(BenchPlotArgs),
     /// Run one arm: a job on standard input, its record on standard output
     #[command(hide = true)]
@@ -159,6 +161,14 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A time above zero and below an hour.
+fn seconds(text: &str) -> Result<std::time::Duration, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value <= 3600.0 => Ok(std::time::Duration::from_secs_f64(value)),
+        _ => Err("it must be a number of seconds above 0 and at most 3600".to_owned()),
+    }
+}
+
 /// `bench ab`
 #[derive(Args, Debug)]
 #[command(
@@ -214,6 +224,42 @@ pub struct BenchCapArgs {
     /// Rounds over all caps
     #[arg(long, value_name = "N", value_parser = whole::<1, MAX_COUNT>, default_value = "2", help_heading = "Measurement")]
     pub rounds: usize,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub protocol: Protocol,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `bench io`
+#[derive(Args, Debug)]
+#[command(
+    mut_arg("max_tokens", |arg| arg.help("Tokens decoded after each prompt; default: 256")
+        .help_heading("Measurement")),
+    mut_arg("seed", |arg| arg.help("Begins the random ids; default: 0").help_heading("Measurement")),
+    mut_arg("chunk_size", |arg| arg.help("Read in parts of at most this size, such as 2M; default: whole runs")),
+    after_help = "Random experts of the model's own files are read directly and through the page cache (each \
+                  evicted before), by threads and by an io_uring. What this system cannot do is left out with \
+                  its reason. With --decode, a process that decodes runs between raw reads of the way that \
+                  it reads itself, and the ratio is formed round by round. A model that fits in the page \
+                  cache is best measured in a control group with less memory.\n\n\
+                  Example: metaltail bench io --model DIR --decode --cap 1 --direct on --plot io.svg"
+)]
+pub struct BenchIoArgs {
+    /// Reads at a time, each measured
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = whole::<1, 1024>,
+          default_value = "1,2,4,8", help_heading = "Measurement")]
+    pub depths: Vec<usize>,
+    /// Rounds over all ways to read
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_COUNT>, default_value = "5", help_heading = "Measurement")]
+    pub rounds: usize,
+    /// Longest time of one measurement
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1", help_heading = "Measurement")]
+    pub seconds: std::time::Duration,
+    /// Decode too, and say how much of the raw rate it gets
+    #[arg(long, help_heading = "Measurement")]
+    pub decode: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub protocol: Protocol,

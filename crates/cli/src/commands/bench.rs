@@ -4,13 +4,13 @@ pub mod ab;
 pub mod arm;
 pub mod cap;
 mod given;
+pub mod io;
 pub mod kernels;
 mod process;
 mod surroundings;
 mod tables;
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -35,7 +35,7 @@ const RECORD_CAP: u64 = 1 << 30;
 pub fn plot(args: &BenchPlotArgs, settings: &Settings) -> Result<(), Failure> {
     check_plot(Some(&args.plot))?;
     let wrong = |reason: String| {
-        let text = format!("{} is not a record of bench ab or bench cap: {reason}", args.record.display());
+        let text = format!("{} is not a record of bench ab, cap or io: {reason}", args.record.display());
         Failure::new(Kind::Usage, text)
     };
     let bytes = input::regular(&args.record)
@@ -65,7 +65,7 @@ fn draw(record: &Record, path: &Path) -> Result<(), Failure> {
     fs::write(path, svg).map_err(|error| unwritten(path, &error))
 }
 
-fn unwritten(path: &Path, error: &io::Error) -> Failure {
+fn unwritten(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(Kind::Failed, format!("cannot write {}: {error}", path.display()))
 }
 

@@ -43,7 +43,8 @@ pub fn execute(settings: &Settings) -> Result<(), Failure> {
     let stats = |figures: Figures, cold_bytes: Option<u64>| strip(draw(figures, cold_bytes));
     let rows = serve(engine, &job, feed, &stats).map_err(|error| refusal(&error))?;
     if self::usage_hash(&config) != usage_hash {
-        let text = "the usage profile changed while it was measured: use --usage off or read-only";
+        let text =
+            "the usage profile changed while it was measured: use --usage off, read-only or read-only:FILE";
         return Err(Failure::new(Kind::Failed, text));
     }
     // Caps may have been lowered by then; what it ended with is what is recorded.
@@ -97,8 +98,8 @@ fn strip(mut stats: Value) -> Value {
 
 /// Hash of the usage profile, where the configuration names a file.
 fn usage_hash(config: &Value) -> Option<String> {
-    let path = config.get("usage").and_then(Value::as_str)?;
-    let bytes = std::fs::read(path).ok()?;
+    let usage = config.get("usage").and_then(Value::as_str)?;
+    let bytes = std::fs::read(usage.strip_prefix("read-only:").unwrap_or(usage)).ok()?;
     Some(metaltail_bench::arm::hash_bytes(&bytes))
 }
 

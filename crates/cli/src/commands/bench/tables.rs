@@ -4,6 +4,7 @@ use metaltail_bench::ab::{AbFigure, AbResult};
 use metaltail_bench::cap::{CapRow, Claim};
 use metaltail_bench::figures::{SPEED, figure};
 use metaltail_bench::harness::{Noise, Run};
+use metaltail_bench::io::{IoRow, Streaming};
 use metaltail_bench::record::Outcome;
 use metaltail_bench::{Record, Spread};
 use serde_json::Value;
@@ -195,4 +196,59 @@ fn claim_words(claim: &Claim) -> String {
         None => "–",
     };
     format!("{answer}: {} ({})\n", claim.claim, claim.seen)
+}
+
+/// A drive, and decoding beside it.
+pub fn io(record: &Record) -> String {
+    let Outcome::Io { rows, streaming, .. } = &record.outcome else { return String::new() };
+    let mut text = unoptimised().map_or(String::new(), |text| format!("note: {text}\n"));
+    let count = |key: &str| record.model.get(key).and_then(Value::as_u64).unwrap_or(0);
+    text.push_str(&format!(
+        "{}: random reads of {} runs of at most {} in {} files\n\n",
+        record.model.get("path").and_then(Value::as_str).unwrap_or("–"),
+        count("runs"),
+        size(count("run_bytes")),
+        count("files")
+    ));
+    let header = ["way", "10⁹ bytes/s", "half took, ms", "99 % took, ms", ""];
+    let mut lines = vec![header.map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().map(io_row));
+    text.push_str(&table(&lines, &[]));
+    let controls: Vec<String> = record.noise.controls.iter().map(|rate| format!("{rate:.3}")).collect();
+    let apart = record.noise.spread.map_or("–".to_owned(), |spread| format!("{:.1} %", 100.0 * spread));
+    text.push_str(&format!("\nnoise: controls at {} · 10⁹ bytes/s, {apart} apart\n", controls.join(", ")));
+    if let Some(streaming) = streaming {
+        text.push_str(&streaming_words(streaming));
+        text.push_str(&format!("memory: {}\n", memory(record, 0)));
+    }
+    text
+}
+
+fn spread_or_dash(spread: Option<&Spread>) -> String {
+    spread.map_or("–".to_owned(), |spread| {
+        format!("{:.3} ({:.3}–{:.3}, n {})", spread.median, spread.min, spread.max, spread.n)
+    })
+}
+
+fn io_row(row: &IoRow) -> Vec<String> {
+    vec![
+        row.way.clone(),
+        spread_or_dash(row.gb_per_second.as_ref()),
+        spread_or_dash(row.p50_ms.as_ref()),
+        spread_or_dash(row.p99_ms.as_ref()),
+        row.excluded.clone().unwrap_or_default(),
+    ]
+}
+
+fn streaming_words(streaming: &Streaming) -> String {
+    let row = |name: &str, spread: Option<&Spread>| vec![name.to_owned(), spread_or_dash(spread)];
+    let rows = [
+        row("decode, tokens/s", streaming.tokens_per_second.as_ref()),
+        row("decode reads, 10⁹ bytes/s", streaming.decode_gb_per_second.as_ref()),
+        row("raw reads beside it, 10⁹ bytes/s", streaming.raw_gb_per_second.as_ref()),
+        row("decode of raw", streaming.of_raw.as_ref()),
+        row("decode of raw, while it reads", streaming.busy_of_raw.as_ref()),
+        row("mean queue depth", streaming.mean_depth.as_ref()),
+    ];
+    format!("\ndecode beside raw reads ({})\n{}", streaming.way, table(&rows, &[]))
 }
