@@ -8,6 +8,7 @@ use crate::compare::{self, Difference};
 use crate::figures::FIGURES;
 use crate::harness::{Arm, Harness, Noise, Role, Run, Runner, Step, ab_order, degenerate, floor};
 use crate::job::Job;
+use crate::numerics::Numerics;
 
 /// How to compare.
 #[derive(Clone, Debug)]
@@ -81,36 +82,6 @@ impl Verdict {
             Verdict::Lower => "B lower",
         }
     }
-}
-
-/// How numbers of the arms compare where they may differ.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Numerics {
-    /// Share of rows with the same most likely id.
-    pub agreement: f64,
-    /// The first row with another one.
-    pub divergence: Option<Divergence>,
-    /// Mean negative log-likelihood of the fed ids in A, nats.
-    pub nll_a: Option<f64>,
-    /// In B.
-    pub nll_b: Option<f64>,
-    /// How far two runs of A are apart in it: the noise floor.
-    pub nll_noise: Option<f64>,
-}
-
-/// The first row whose most likely id differs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Divergence {
-    /// Which prompt.
-    pub prompt: usize,
-    /// Which row after it.
-    pub row: usize,
-    /// A's id.
-    pub a: u32,
-    /// B's id.
-    pub b: u32,
-    /// How far A's most likely logit was above the next one.
-    pub margin: Option<f32>,
 }
 
 /// What came out.
@@ -251,26 +222,7 @@ fn ab_figure(runs: &[Run], key: &str) -> Option<AbFigure> {
 }
 
 fn numerics(runs: &[Run]) -> Option<Numerics> {
-    let (a, b) = (record(runs, 0)?, record(runs, 1)?);
-    let rows = || a.measured().zip(b.measured());
-    let (mut same, mut all) = (0usize, 0usize);
-    for (a, b) in rows() {
-        same += a.ids.iter().zip(&b.ids).filter(|(a, b)| a == b).count();
-        all += a.ids.len();
-    }
-    let divergence = rows().enumerate().find_map(|(prompt, (a, b))| {
-        let row = a.ids.iter().zip(&b.ids).position(|(a, b)| a != b)?;
-        let margin = a.margins.get(row).copied();
-        Some(Divergence { prompt, row, a: a.ids[row], b: b.ids[row], margin })
-    });
-    let nll = |record: &ArmRecord| {
-        let values: Option<Vec<f64>> = record.measured().map(|row| row.nll).collect();
-        values
-            .filter(|values| !values.is_empty())
-            .map(|values| values.iter().sum::<f64>() / values.len() as f64)
-    };
-    let again = runs.iter().filter(|run| run.arm == 0).filter_map(Run::counted).nth(1).and_then(nll);
-    let nll_noise = nll(a).zip(again).map(|(first, second)| (first - second).abs());
-    let agreement = same as f64 / all.max(1) as f64;
-    Some(Numerics { agreement, divergence, nll_a: nll(a), nll_b: nll(b), nll_noise })
+    let mut of_a = runs.iter().filter(|run| run.arm == 0).filter_map(Run::counted);
+    let a = of_a.next()?;
+    Some(Numerics::of(a, of_a.next(), record(runs, 1)?))
 }

@@ -23,6 +23,9 @@ pub struct PromptRow {
     /// How far the most likely logit is above the next one, for each of them; in a comparison of numerics.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub margins: Vec<f32>,
+    /// All logits of some rows of the first prompt that counts; in a comparison of numerics.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logits: Vec<Vec<f32>>,
     /// Mean negative log-likelihood of the ids that decoding was fed, in nats; in a comparison of numerics.
     pub nll: Option<f64>,
     /// Share of the weight files in the page cache before the prompt.
@@ -100,6 +103,7 @@ impl ArmRecord {
         for row in &mut self.rows {
             row.ids = Vec::new();
             row.margins = Vec::new();
+            row.logits = Vec::new();
         }
     }
 }

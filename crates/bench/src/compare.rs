@@ -10,7 +10,8 @@ const NO_SETTINGS: [&str; 10] =
     ["origins", "json", "verbose", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop"];
 
 /// Settings that follow from another one when nothing is said of them.
-const FOLLOWS: [(&str, &[&str]); 2] = [("cap", &["ram"]), ("pool", &["cap", "policy"])];
+const FOLLOWS: [(&str, &[&str]); 3] =
+    [("cap", &["ram"]), ("pool", &["cap", "policy"]), ("pin_size", &["pin", "usage"])];
 
 /// Settings that may change numbers: ids of such arms are compared, not held equal.
 const NUMERICS: [&str; 4] = ["exact", "model", "device", "expert_top_p"];
@@ -95,9 +96,9 @@ pub fn changes_cache(differences: &[Difference]) -> bool {
 
 /// A setting that was given and did not become what was given: an unexpected fallback.
 pub fn fallback(given: &Map<String, Value>, config: &Value) -> Option<String> {
-    // What is asked for as `auto`, and names of places, resolve to something else by right.
+    // What is asked for as `auto`, names of places and upper bounds resolve to something else by right.
     let resolves = |key: &str, value: &Value| {
-        NO_SETTINGS.contains(&key) || ["model", "usage", "pin"].contains(&key) || value == "auto"
+        NO_SETTINGS.contains(&key) || ["model", "usage", "pin", "pin_size"].contains(&key) || value == "auto"
     };
     given.iter().filter(|(key, value)| !resolves(key, value)).find_map(|(key, wanted)| {
         let got = config.get(key).unwrap_or(&Value::Null);

@@ -23,7 +23,7 @@ pub const SPEED: &str = "tokens_per_second";
 
 /// All figures, in the order of tables. Rates and times drift with the machine; bytes, look-ups and
 /// waits are what explains them.
-pub const FIGURES: [Figure; 19] = [
+pub const FIGURES: [Figure; 20] = [
     Figure { key: SPEED, name: "decode, tokens/s", of: |row| over(row.tokens as f64, row.decode.seconds) },
     Figure {
         key: "hit_rate",
@@ -33,6 +33,11 @@ pub const FIGURES: [Figure; 19] = [
     Figure { key: "pinned_share", name: "hits, pinned", of: |row| tier(row, "pinned") },
     Figure { key: "cached_share", name: "hits, cached", of: |row| tier(row, "cached") },
     Figure { key: "staged_share", name: "hits, staged", of: |row| tier(row, "staged") },
+    Figure {
+        key: "selections_per_token",
+        name: "experts used a token",
+        of: |row| token(row, stat(row, "/experts/decode/selections")?),
+    },
     Figure {
         key: "distinct_per_token",
         name: "distinct experts a token",

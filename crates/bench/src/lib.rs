@@ -20,6 +20,7 @@ pub mod harness;
 pub mod io;
 pub mod job;
 pub mod kernels;
+pub mod numerics;
 pub mod plot;
 pub mod record;
 pub mod serve;

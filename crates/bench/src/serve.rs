@@ -11,11 +11,15 @@ use serde_json::Value;
 
 use crate::arm::{DecodeFigures, PromptRow, hash_ids};
 use crate::job::{Feed, Job, JobError, PageCache, Prompt};
+use crate::numerics::log_sum;
 use crate::system::SystemCounters;
 
 /// Share of pages that may be on the wrong side of the declared state: a file's first pages come back
 /// whenever anybody looks at it.
 const SLACK: f64 = 0.01;
+
+/// Rows of one prompt of which all logits are kept, about.
+const KEPT: usize = 16;
 
 /// Why an arm has no figures.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +69,7 @@ pub fn serve(engine: &Engine, job: &Job, feed: Feed, stats: Stats<'_>) -> Result
     let mut rows = Vec::with_capacity(prompts.len());
     for (at, prompt) in prompts.iter().enumerate() {
         let resident = make_true(job.page_cache, files)?;
-        let mut row = one_prompt(engine, job, prompt, stats)?;
+        let mut row = one_prompt(engine, job, prompt, at == job.warmup, stats)?;
         row.warmup = at < job.warmup;
         row.page_cache = resident;
         rows.push(row);
@@ -97,11 +101,15 @@ fn one_prompt(
     engine: &Engine,
     job: &Job,
     prompt: &Prompt,
+    first: bool,
     stats: Stats<'_>,
 ) -> Result<PromptRow, ServeError> {
     let telemetry = engine.telemetry();
     let mappings = engine.store().mappings() as i64;
     let mut seen = Seen::new(job.numerics);
+    if job.numerics && first {
+        seen.keep_every = Some(job.tokens.div_ceil(KEPT).max(1));
+    }
     let mut at_decode = None;
     telemetry.reset();
     let before = SystemCounters::now();
@@ -124,6 +132,7 @@ fn one_prompt(
         nll: seen.nll(),
         ids: seen.ids,
         margins: seen.margins,
+        logits: seen.logits,
         page_cache: 0.0,
         decode: decode_figures(&figures, &prefill, after.since(&then).drive_bytes),
         system,
@@ -151,6 +160,9 @@ fn decode_figures(figures: &Figures, prefill: &Figures, drive_bytes: Option<u64>
 /// What the logits said.
 struct Seen {
     numerics: bool,
+    /// Every how many rows all logits are kept.
+    keep_every: Option<usize>,
+    logits: Vec<Vec<f32>>,
     ids: Vec<u32>,
     margins: Vec<f32>,
     nll: f64,
@@ -159,7 +171,15 @@ struct Seen {
 
 impl Seen {
     fn new(numerics: bool) -> Seen {
-        Seen { numerics, ids: Vec::new(), margins: Vec::new(), nll: 0.0, fed: 0 }
+        Seen {
+            numerics,
+            keep_every: None,
+            logits: Vec::new(),
+            ids: Vec::new(),
+            margins: Vec::new(),
+            nll: 0.0,
+            fed: 0,
+        }
     }
 
     /// The most likely id, the first of equals, as greedy sampling has it.
@@ -175,6 +195,9 @@ impl Seen {
         if self.numerics {
             self.margins.push(first - second);
         }
+        if self.keep_every.is_some_and(|every| self.ids.len().is_multiple_of(every)) {
+            self.logits.push(logits.to_vec());
+        }
         // A vocabulary is below 2^32.
         self.ids.push(best as u32);
         best as u32
@@ -183,10 +206,8 @@ impl Seen {
     /// Notes how likely the id was that comes next.
     fn feed(&mut self, logits: &[f32], id: u32) -> u32 {
         if self.numerics {
-            let most = logits.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
-            let sum: f64 = logits.iter().map(|logit| f64::from(logit - most).exp()).sum();
             let logit = logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
-            self.nll += sum.ln() - f64::from(logit - most);
+            self.nll += log_sum(logits) - f64::from(logit);
             self.fed += 1;
         }
         id

@@ -234,6 +234,7 @@ fn where_numbers_may_change_they_are_compared() {
         let mut script = Script::new(10.0, json!({"exact": b}));
         script.nll = Some(if b { 2.25 } else { 2.0 });
         script.ids[3] = if b { 9 } else { 7 };
+        script.logits = if b { vec![0.0, 0.0] } else { vec![0.0, -200.0] };
         Ok(script.record())
     });
     assert_eq!(result.refused, None);
@@ -242,5 +243,8 @@ fn where_numbers_may_change_they_are_compared() {
     assert!((numerics.agreement - (rows - 1.0) / rows).abs() < 1e-12);
     let at = numerics.divergence.unwrap();
     assert_eq!((at.prompt, at.row, at.a, at.b, at.margin), (2, 3, 7, 9, Some(0.5)));
+    let kl = numerics.kl.unwrap();
+    assert!((kl - 2.0f64.ln()).abs() < 1e-9 && numerics.kl_max == Some(kl), "{kl}");
+    assert_eq!(numerics.kl_noise, Some(0.0));
     assert_eq!((numerics.nll_a, numerics.nll_b, numerics.nll_noise), (Some(2.0), Some(2.25), Some(0.0)));
 }

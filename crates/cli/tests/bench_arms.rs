@@ -150,6 +150,8 @@ fn numbers_that_may_change_are_compared_row_by_row() {
     let agreement = numerics["agreement"].as_f64().unwrap();
     assert!(agreement > 0.5 && agreement <= 1.0, "{numerics}");
     assert_eq!(numerics["nll_noise"].as_f64(), Some(0.0), "two runs of A are the same to the bit");
+    assert!(numerics["kl"].as_f64().unwrap() > 0.0, "{numerics}");
+    assert_eq!(numerics["kl_noise"].as_f64(), Some(0.0));
     assert!(numerics["nll_a"].as_f64().unwrap() > 0.0 && numerics["nll_a"] != numerics["nll_b"]);
 }
 

@@ -38,6 +38,7 @@ pub struct Script {
     pub ids: Vec<u32>,
     pub config: Value,
     pub nll: Option<f64>,
+    pub logits: Vec<f32>,
     pub reads_per_miss: u64,
     pub mappings_added: i64,
     /// Changes the statistics of each row.
@@ -52,6 +53,7 @@ impl Script {
             ids: vec![7; TOKENS + 1],
             config,
             nll: None,
+            logits: vec![0.0, 0.0],
             reads_per_miss: 1,
             mappings_added: 0,
             stats: json!({}),
@@ -72,6 +74,7 @@ impl Script {
             tokens: TOKENS,
             ids_hash: hash_ids(&ids),
             margins: vec![0.5; ids.len()],
+            logits: if at == 1 { vec![self.logits.clone()] } else { Vec::new() },
             ids,
             nll: self.nll,
             page_cache: 1.0,

@@ -141,6 +141,12 @@ fn ids(result: &AbResult) -> String {
         number(numerics.nll_b),
         number(numerics.nll_noise)
     ));
+    text.push_str(&format!(
+        "KL of B from A, nats: mean {}, largest {}; between two runs of A {}\n",
+        number(numerics.kl),
+        number(numerics.kl_max),
+        number(numerics.kl_noise)
+    ));
     text
 }
 
