@@ -82,7 +82,7 @@ pub fn svg(record: &Record) -> Result<String, PlotError> {
     let plot = match &record.outcome {
         Outcome::Cap { rows, .. } => of_caps(record, rows),
         Outcome::Ab { result } => of_pairs(record, &result.name),
-        Outcome::Io { rows, streaming, .. } => of_drive(record, rows, streaming.as_ref()),
+        Outcome::Io { rows, streaming, .. } => of_drive(record, rows, streaming.as_deref()),
     };
     if plot.panels.iter().all(|panel| panel.series.iter().all(|series| series.points.is_empty())) {
         return Err(PlotError::Empty);

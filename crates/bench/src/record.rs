@@ -33,7 +33,7 @@ pub enum Outcome {
         /// A row a way to read.
         rows: Vec<IoRow>,
         /// Decoding beside it, where it was asked for.
-        streaming: Option<Streaming>,
+        streaming: Option<Box<Streaming>>,
         /// Every measurement of the drive, in order.
         raw: Vec<RawRead>,
     },
@@ -104,7 +104,7 @@ impl Record {
     pub fn of_io(io: Io, arm: Arm, job: &Job, model: Value, around: Surroundings) -> Record {
         let statistic = "median, minimum and maximum over rounds; ratios are formed round by round, over the mean of the raw reads before and after";
         let order = io.raw.iter().map(|row| row.way.clone()).collect();
-        let outcome = Outcome::Io { rows: io.rows, streaming: io.streaming, raw: io.raw };
+        let outcome = Outcome::Io { rows: io.rows, streaming: io.streaming.map(Box::new), raw: io.raw };
         let record = Record::of(outcome, statistic, io.runs, &[arm], job, around, order);
         Record { noise: io.noise, refused: io.refused, model, ..record }
     }
