@@ -56,7 +56,8 @@ fn run(synthetic: &Synthetic, staging: usize, foresight: fn() -> Foresight) -> (
     let mut bits = Vec::new();
     for (position, token) in (0u32..).zip(random_ids(TOKENS, 256, 3)) {
         let rows = [Row { sequence: 0, position, token }];
-        let mut experts = Experts { store: &store, compute: &mut compute, foresight: foresight(), top_p: None };
+        let mut experts =
+            Experts { store: &store, compute: &mut compute, foresight: foresight(), top_p: None };
         let cancel = CancelFlag::new();
         let hidden = model.forward(&rows, &mut [&mut cache], &mut experts, &*telemetry, &cancel).unwrap();
         bits.extend(hidden.iter().map(|x| x.to_bits()));

@@ -190,8 +190,12 @@ impl Drafting {
             (0..length).map(|t| Row { sequence: 0, position: t as u32, token: ids[t + shift] }).collect()
         };
         let observer = &metaltail_model::Silent;
-        let mut experts =
-            Experts { store: &self.store, compute: &mut self.compute, foresight: Foresight::off(), top_p: None };
+        let mut experts = Experts {
+            store: &self.store,
+            compute: &mut self.compute,
+            foresight: Foresight::off(),
+            top_p: None,
+        };
         let mut kv = KvCache::new(self.model.plan());
         let flag = CancelFlag::new();
         let main = self.model.forward(&rows(0), &mut [&mut kv], &mut experts, observer, &flag).unwrap();

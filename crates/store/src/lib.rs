@@ -16,6 +16,7 @@ mod io;
 mod lease;
 mod loaders;
 mod machine;
+pub mod page_cache;
 mod policy;
 pub mod probe;
 mod store;
