@@ -115,27 +115,6 @@ fn directories_that_are_none_or_differ_are_refused_by_name() {
 }
 
 #[test]
-fn damage_that_no_sample_shows_is_mended_from_the_mirror_and_named() {
-    let dir = mirrored();
-    let wanted = ids(&asked(&dir, "--model model").expect(0).json());
-    // Between the sampled blocks of a file that is longer than they are together.
-    let file = "experts-00001.safetensors";
-    let len = fs::metadata(dir.path().join("mirror").join(file)).unwrap().len();
-    let (block, step) = (16 << 10, (len - (16 << 10)) / 11);
-    if step < block + 64 {
-        println!("SKIPPED: the samples cover all {len} bytes of the file");
-        return;
-    }
-    for at in 1..10 {
-        flip(&dir.path().join("mirror").join(file), (at * step + block + 32) as usize);
-    }
-    let answer = asked(&dir, "--model model,mirror --chunk-size 4K").expect(0).json();
-    assert_eq!(ids(&answer), wanted);
-    let notices = answer["stats"]["notices"].to_string();
-    assert!(notices.contains("mirror/experts-00001.safetensors") && notices.contains("damaged"), "{notices}");
-}
-
-#[test]
 fn impossible_chunks_are_refused() {
     let dir = mirrored();
     for chunk in ["0", "4095", "x"] {

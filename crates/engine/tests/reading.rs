@@ -17,7 +17,8 @@ use synthetic::{Synthetic, random_ids, settings};
 fn answer(engine: &Engine) -> (Vec<u32>, Vec<Vec<u32>>, Figures) {
     let ids = common::greedy(engine, &random_ids(24, 256, 5), 10);
     let figures = engine.telemetry().figures();
-    let score = score(engine, &[ids.clone()], &[0, 4, 9], &CancelFlag::new(), &mut |_| {}).unwrap();
+    let score =
+        score(engine, std::slice::from_ref(&ids), &[0, 4, 9], &CancelFlag::new(), &mut |_| {}).unwrap();
     let bits = score.logits.values().map(|row| row.iter().map(|x| x.to_bits()).collect()).collect();
     (ids, bits, figures)
 }
