@@ -135,7 +135,7 @@ fn claims(rows: &[CapRow], noise: f64) -> Vec<Claim> {
     vec![
         identical(&rows),
         monotone(&rows, noise),
-        constant(&rows, "reads_per_miss", "read calls a miss are the same at every cap"),
+        constant(&rows, "bytes_per_read", "a read call brings the same number of bytes at every cap"),
         mappings(&rows),
         constant(&rows, "submissions_per_token", "device submissions a token are the same at every cap"),
     ]

@@ -243,7 +243,7 @@ impl Noise {
         match spread {
             Some(spread) if spread <= self.stated => None,
             Some(spread) => Some(format!(
-                "runs of the same settings before and after differ by {:.1} %, more than the stated noise of {:.1} %: the machine drifts; end what else runs on it, decode more tokens, or state more with --noise",
+                "runs of the same settings before and after differ by {:.1} %, more than the stated noise of {:.1} %: the machine drifts; end what else runs on it, measure longer, or state more with --noise",
                 100.0 * spread,
                 100.0 * self.stated
             )),
