@@ -157,6 +157,14 @@ mod tests {
     }
 
     #[test]
+    fn growth_that_a_cap_turns_off_is_no_second_setting() {
+        let a = json!({"cap": 4, "cap_growth": "off", "pool": false, "origins": {"cap": "flag"}});
+        let b = json!({"cap": 9, "cap_growth": "on", "pool": true, "origins": {"cap": "default"}});
+        let wanted = [("cap", false), ("cap_growth", true), ("pool", true)];
+        assert_eq!(keys(a, b), wanted.map(|(key, follows)| (key.to_owned(), follows)));
+    }
+
+    #[test]
     fn sampling_and_output_are_no_settings_of_the_engine() {
         assert!(keys(json!({"json": true, "seed": 1}), json!({"json": false, "seed": 2})).is_empty());
         assert_eq!(keys(json!({}), json!({"loaders": 2})), [("loaders".into(), false)]);
