@@ -73,15 +73,16 @@ pub const FIGURES: [Figure; 23] = [
         name: "bytes a read call",
         of: |row| ratio(row.decode.bytes, row.decode.reads),
     },
+    // Where nothing may be read ahead, nothing is.
     Figure {
         key: "ahead_bytes_per_token",
         name: "read ahead a token",
-        of: |row| token(row, stat(row, "/io/prefetch/issued_bytes")?),
+        of: |row| token(row, stat(row, "/io/prefetch/issued_bytes").unwrap_or(0.0)),
     },
     Figure {
         key: "ahead_wasted_bytes_per_token",
         name: "of that never used",
-        of: |row| token(row, stat(row, "/io/prefetch/wasted_bytes")?),
+        of: |row| token(row, stat(row, "/io/prefetch/wasted_bytes").unwrap_or(0.0)),
     },
     Figure {
         key: "felt_wait_ms_per_token",
