@@ -6,7 +6,7 @@ use crate::Spread;
 use crate::arm::ArmRecord;
 use crate::compare::{self, Difference};
 use crate::figures::FIGURES;
-use crate::harness::{Arm, Harness, Noise, Role, Run, Runner, Step, ab_order, degenerate, floor};
+use crate::harness::{Arm, Harness, Noise, Role, Run, Runner, Step, ab_order, cache_hits, degenerate, floor};
 use crate::job::Job;
 use crate::numerics::Numerics;
 
@@ -99,7 +99,7 @@ pub struct AbResult {
     pub ids_b: Option<String>,
     /// Where numbers may differ.
     pub numerics: Option<Numerics>,
-    /// Hit rate of decode at a cap of 1, in a comparison of caches.
+    /// Share of decode's look-ups that the cache answers at a cap of 1, in a comparison of caches.
     pub hit_rate_at_cap_1: Option<f64>,
 }
 
@@ -140,7 +140,7 @@ pub fn ab(
     if refused.is_none() && compare::changes_cache(&result.differences) {
         let probe = Step { arm: 2, role: Role::Probe, block: 0 };
         runs = harness.resume(runs, &[probe], runner, tell);
-        result.hit_rate_at_cap_1 = runs.last().and_then(|run| run.median("hit_rate"));
+        result.hit_rate_at_cap_1 = runs.last().and_then(cache_hits);
         refused = failure(&runs).or_else(|| degenerate(result.hit_rate_at_cap_1));
     }
     if refused.is_none() {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::Spread;
 use crate::arm::{ArmRecord, PromptRow};
 use crate::figures::{SPEED, spreads};
-use crate::harness::{Arm, Harness, Noise, Role, Run, Runner, degenerate, sweep_order};
+use crate::harness::{Arm, Harness, Noise, Role, Run, Runner, cache_hits, degenerate, sweep_order};
 use crate::job::Job;
 
 /// How far figures may lie apart that should be the same at every cap, as a share.
@@ -103,7 +103,7 @@ fn refusal(runs: &[Run], caps: &[usize]) -> Option<String> {
         return Some(format!("cap {} failed: {reason}", caps.get(run.arm)?));
     }
     let at_one = runs.iter().find(|run| run.role == Role::Measured && caps.get(run.arm) == Some(&1))?;
-    degenerate(at_one.median("hit_rate"))
+    degenerate(cache_hits(at_one))
 }
 
 fn excluded(rows: &[CapRow]) -> Option<String> {
@@ -135,7 +135,7 @@ fn claims(rows: &[CapRow], noise: f64) -> Vec<Claim> {
     vec![
         identical(&rows),
         monotone(&rows, noise),
-        constant(&rows, "reads_per_miss", "read calls a miss are the same at every cap"),
+        constant(&rows, "bytes_per_read", "a read call brings the same number of bytes at every cap"),
         mappings(&rows),
         constant(&rows, "submissions_per_token", "device submissions a token are the same at every cap"),
     ]

@@ -10,8 +10,12 @@ const NO_SETTINGS: [&str; 10] =
     ["origins", "json", "verbose", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop"];
 
 /// Settings that follow from another one when nothing is said of them.
-const FOLLOWS: [(&str, &[&str]); 3] =
-    [("cap", &["ram"]), ("pool", &["cap", "policy"]), ("pin_size", &["pin", "usage"])];
+const FOLLOWS: [(&str, &[&str]); 4] = [
+    ("cap", &["ram"]),
+    ("pool", &["cap", "policy"]),
+    ("cap_growth", &["cap"]),
+    ("pin_size", &["pin", "usage"]),
+];
 
 /// Settings that may change numbers: ids of such arms are compared, not held equal.
 const NUMERICS: [&str; 4] = ["exact", "model", "device", "expert_top_p"];
@@ -20,12 +24,14 @@ const NUMERICS: [&str; 4] = ["exact", "model", "device", "expert_top_p"];
 const CACHE: [&str; 2] = ["cap", "policy"];
 
 /// A setting, the value with which it shows, and the counter that cannot be zero then. `None` stands
-/// for every value but off, auto and none.
-const ENGAGED: [(&str, Option<&str>, &str); 8] = [
+/// for every value but off, auto, none and all of it.
+const ENGAGED: [(&str, Option<&str>, &str); 10] = [
     ("direct", Some("on"), "/io/reads"),
     ("io", None, "/io/reads"),
     ("checksums", Some("on"), "/experts/verified"),
     ("prefetch", Some("on"), "/io/prefetch/issued_bytes"),
+    ("cap_growth", Some("on"), "/experts/grown_bytes"),
+    ("expert_top_p", None, "/experts/dropped"),
     ("pin", None, "/experts/hits/pinned"),
     ("draft", None, "/draft/proposed"),
     ("device", Some("metal"), "/device/submissions"),
@@ -116,8 +122,8 @@ pub fn device_fallback(row: &PromptRow) -> Option<String> {
 
 /// A tested setting whose counter is zero over a whole arm, warm-ups included: it did not engage.
 pub fn not_engaged(key: &str, record: &ArmRecord) -> Option<String> {
-    let value = record.config.get(key).and_then(Value::as_str)?;
-    let off = ["off", "auto", "none"].contains(&value);
+    let value = word(record.config.get(key).unwrap_or(&Value::Null));
+    let off = ["off", "auto", "none", "null", "1.0"].contains(&value.as_str());
     let applies = |wanted: &Option<&str>| wanted.map_or(!off, |wanted| wanted == value);
     let (_, _, pointer) = ENGAGED.iter().find(|(name, wanted, _)| *name == key && applies(wanted))?;
     let counts = record.rows.iter().filter_map(|row| row.stats.pointer(pointer).and_then(Value::as_f64));
@@ -148,6 +154,14 @@ mod tests {
         let a = json!({"ram": 1, "cap": 4, "origins": {"cap": "flag"}});
         let b = json!({"ram": 2, "cap": 8, "origins": {"cap": "flag"}});
         assert_eq!(keys(a, b), [("ram".into(), false), ("cap".into(), false)]);
+    }
+
+    #[test]
+    fn growth_that_a_cap_turns_off_is_no_second_setting() {
+        let a = json!({"cap": 4, "cap_growth": "off", "pool": false, "origins": {"cap": "flag"}});
+        let b = json!({"cap": 9, "cap_growth": "on", "pool": true, "origins": {"cap": "default"}});
+        let wanted = [("cap", false), ("cap_growth", true), ("pool", true)];
+        assert_eq!(keys(a, b), wanted.map(|(key, follows)| (key.to_owned(), follows)));
     }
 
     #[test]

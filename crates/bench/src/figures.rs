@@ -23,7 +23,7 @@ pub const SPEED: &str = "tokens_per_second";
 
 /// All figures, in the order of tables. Rates and times drift with the machine; bytes, look-ups and
 /// waits are what explains them.
-pub const FIGURES: [Figure; 20] = [
+pub const FIGURES: [Figure; 23] = [
     Figure { key: SPEED, name: "decode, tokens/s", of: |row| over(row.tokens as f64, row.decode.seconds) },
     Figure {
         key: "hit_rate",
@@ -37,6 +37,11 @@ pub const FIGURES: [Figure; 20] = [
         key: "selections_per_token",
         name: "experts used a token",
         of: |row| token(row, stat(row, "/experts/decode/selections")?),
+    },
+    Figure {
+        key: "left_out_share",
+        name: "of the router's choice left out",
+        of: |row| over(stat(row, "/experts/dropped")?, stat(row, "/experts/selections")?),
     },
     Figure {
         key: "distinct_per_token",
@@ -64,9 +69,19 @@ pub const FIGURES: [Figure; 20] = [
         of: |row| token(row, row.decode.reads as f64),
     },
     Figure {
-        key: "reads_per_miss",
-        name: "read calls a miss",
-        of: |row| ratio(row.decode.reads, row.decode.misses),
+        key: "bytes_per_read",
+        name: "bytes a read call",
+        of: |row| ratio(row.decode.bytes, row.decode.reads),
+    },
+    Figure {
+        key: "ahead_bytes_per_token",
+        name: "read ahead a token",
+        of: |row| token(row, stat(row, "/io/prefetch/issued_bytes")?),
+    },
+    Figure {
+        key: "ahead_wasted_bytes_per_token",
+        name: "of that never used",
+        of: |row| token(row, stat(row, "/io/prefetch/wasted_bytes")?),
     },
     Figure {
         key: "felt_wait_ms_per_token",

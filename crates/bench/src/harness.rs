@@ -243,7 +243,7 @@ impl Noise {
         match spread {
             Some(spread) if spread <= self.stated => None,
             Some(spread) => Some(format!(
-                "runs of the same settings before and after differ by {:.1} %, more than the stated noise of {:.1} %: the machine drifts; end what else runs on it, decode more tokens, or state more with --noise",
+                "runs of the same settings before and after differ by {:.1} %, more than the stated noise of {:.1} %: the machine drifts; end what else runs on it, measure longer, or state more with --noise",
                 100.0 * spread,
                 100.0 * self.stated
             )),
@@ -273,20 +273,26 @@ pub(crate) fn apart(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The largest hit rate of decode that a cache of one expert a layer may have for a comparison of
-/// caches to mean something.
+/// The largest share of decode's look-ups that a cache of one expert a layer may answer for a
+/// comparison of caches to mean something.
 pub const MOST_HITS_AT_CAP_1: f64 = 0.5;
 
+/// Share of decode's look-ups that the cache answered in a run. What was read ahead or is pinned hits
+/// too, and says nothing about the ids.
+pub fn cache_hits(run: &Run) -> Option<f64> {
+    run.median("cached_share")
+}
+
 /// Why runs at a cap of one cannot stand for text that routes as it should, if so.
-pub fn degenerate(hit_rate: Option<f64>) -> Option<String> {
-    match hit_rate {
-        Some(rate) if rate <= MOST_HITS_AT_CAP_1 => None,
-        Some(rate) => Some(format!(
-            "at a cap of 1 already {:.1} % of the look-ups hit, more than {:.0} %: successive tokens use the same experts, and any cache looks good; use other ids (--feed random, --ids FILE)",
-            100.0 * rate,
+pub fn degenerate(cache_hits: Option<f64>) -> Option<String> {
+    match cache_hits {
+        Some(share) if share <= MOST_HITS_AT_CAP_1 => None,
+        Some(share) => Some(format!(
+            "a cache of 1 expert a layer already answers {:.1} % of the look-ups, more than {:.0} %: successive tokens use the same experts, and any cache looks good; use other ids (--feed random, --ids FILE)",
+            100.0 * share,
             100.0 * MOST_HITS_AT_CAP_1
         )),
-        None => Some("the run at a cap of 1 has no hit rate: the model has no routed experts".to_owned()),
+        None => Some("the run at a cap of 1 has no look-ups: the model has no routed experts".to_owned()),
     }
 }
 

@@ -22,6 +22,11 @@ const PANEL: u32 = 300;
 /// Height of the title, in pixels.
 const TITLE: u32 = 60;
 
+/// Distance of series over the same places, in places.
+const BESIDE: f64 = 0.09;
+/// Half the width of a bar's end, in places.
+const END: f64 = 0.03;
+
 const BLUE: RGBColor = RGBColor(31, 119, 180);
 const ORANGE: RGBColor = RGBColor(214, 100, 20);
 const GREEN: RGBColor = RGBColor(44, 140, 60);
@@ -245,29 +250,34 @@ fn draw_panel<'a>(plot: &Plot, panel: &Panel, area: &Area<'a>, last: bool) -> Dr
         .label_style(("sans-serif", 13))
         .axis_desc_style(("sans-serif", 14))
         .draw()?;
-    for series in &panel.series {
-        draw_series(&mut chart, series)?;
+    let lines = panel.series.iter().filter(|series| series.line).count();
+    for (at, series) in panel.series.iter().enumerate() {
+        // Series over the same places stand side by side, so that no bar hides another.
+        let beside = if lines > 1 { BESIDE * (at as f64 - (lines - 1) as f64 / 2.0) } else { 0.0 };
+        draw_series(&mut chart, series, beside)?;
     }
     Ok(())
 }
 
-fn draw_series<'b>(chart: &mut Chart<'_, 'b>, series: &Series) -> Drawn<'b> {
+fn draw_series<'b>(chart: &mut Chart<'_, 'b>, series: &Series, beside: f64) -> Drawn<'b> {
     let colour = series.colour;
     if series.line {
-        let path: Vec<(f64, f64)> = series.points.iter().map(|point| (point.x, point.y.median)).collect();
+        let path: Vec<(f64, f64)> =
+            series.points.iter().map(|point| (point.x + beside, point.y.median)).collect();
         chart.draw_series([PathElement::new(path, colour.mix(0.5).stroke_width(1))])?;
     }
-    let cap = 0.06;
     let bars = series.points.iter().flat_map(|Point { x, y }| {
+        let x = x + beside;
         let line = |path: Vec<(f64, f64)>| PathElement::new(path, colour.stroke_width(2));
         [
-            line(vec![(*x, y.min), (*x, y.max)]),
-            line(vec![(x - cap, y.min), (x + cap, y.min)]),
-            line(vec![(x - cap, y.max), (x + cap, y.max)]),
+            line(vec![(x, y.min), (x, y.max)]),
+            line(vec![(x - END, y.min), (x + END, y.min)]),
+            line(vec![(x - END, y.max), (x + END, y.max)]),
         ]
     });
     chart.draw_series(bars)?;
-    let points = series.points.iter().map(|point| Circle::new((point.x, point.y.median), 4, colour.filled()));
+    let points =
+        series.points.iter().map(|point| Circle::new((point.x + beside, point.y.median), 4, colour.filled()));
     chart.draw_series(points)?;
     Ok(())
 }

@@ -65,10 +65,12 @@ pub type Stats<'a> = &'a dyn Fn(Figures, Option<u64>) -> Value;
 /// What refuses a prompt or fails; a page cache that is not as declared.
 pub fn serve(engine: &Engine, job: &Job, feed: Feed, stats: Stats<'_>) -> Result<Vec<PromptRow>, ServeError> {
     let prompts = job.prompts(feed, engine.plan().vocab)?;
-    let files = engine.checkpoint().files();
+    // Those of every drive: experts are read from wherever there is a copy.
+    let drives = engine.checkpoint().drives();
+    let files: Vec<PathBuf> = drives.iter().flat_map(|drive| drive.files.iter().flatten().cloned()).collect();
     let mut rows = Vec::with_capacity(prompts.len());
     for (at, prompt) in prompts.iter().enumerate() {
-        let resident = make_true(job.page_cache, files)?;
+        let resident = make_true(job.page_cache, &files)?;
         let mut row = one_prompt(engine, job, prompt, at == job.warmup, stats)?;
         row.warmup = at < job.warmup;
         row.page_cache = resident;

@@ -44,7 +44,7 @@ fn a_sweep_goes_up_and_down_between_controls() {
     assert_eq!(swept.rows.len(), 3);
     // Three prompts in each of two rounds; controls are not among them.
     assert_eq!(swept.rows[2].figures["tokens_per_second"].n, 6);
-    for holds in ["identical", "do not fall", "read calls a miss", "maps memory"] {
+    for holds in ["identical", "do not fall", "a read call brings", "maps memory"] {
         assert_eq!(claim(&swept, holds).holds, Some(true), "{holds}");
     }
     assert_eq!(claim(&swept, "submissions").holds, None, "no device was used");
@@ -72,7 +72,7 @@ fn what_grows_with_the_cap_is_named() {
         script.mappings_added = i64::from(large);
         Ok(script.record())
     });
-    assert_eq!(claim(&swept, "read calls a miss").holds, Some(false));
+    assert_eq!(claim(&swept, "a read call brings").holds, Some(false));
     assert_eq!(claim(&swept, "maps memory").holds, Some(false));
 }
 

@@ -99,7 +99,18 @@ fn two_caps_are_compared_and_recorded() {
 #[test]
 fn a_sweep_has_a_row_a_cap_and_says_what_holds() {
     let dir = tiny("slab");
-    let more = ["--caps", "8,1,2", "--rounds", "1", "--plot", "cap.svg", "--record", "cap.json"];
+    let more = [
+        "--caps",
+        "8,1,2",
+        "--rounds",
+        "1",
+        "--prefetch",
+        "off",
+        "--plot",
+        "cap.svg",
+        "--record",
+        "cap.json",
+    ];
     let text = quiet(|| bench(dir.path(), "cap", &more)).expect(0).stdout;
     for part in [
         "tokens/s",

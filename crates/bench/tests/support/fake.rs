@@ -64,7 +64,10 @@ impl Script {
         let seconds = TOKENS as f64 / self.tokens_per_second;
         let misses = (100.0 * (1.0 - self.hit_rate)).round() as u64;
         let ids = if at == 3 { self.ids.clone() } else { vec![at as u32; TOKENS + 1] };
-        let mut stats = json!({"decode": {"tokens": TOKENS}, "residency": {"allocations": 3}});
+        // Of 100 look-ups.
+        let hits = json!({"decode": {"hits": {"cached": 100 - misses}}});
+        let mut stats =
+            json!({"decode": {"tokens": TOKENS}, "experts": hits, "residency": {"allocations": 3}});
         for (key, value) in self.stats.as_object().unwrap() {
             stats[key] = value.clone();
         }

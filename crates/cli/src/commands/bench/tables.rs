@@ -91,7 +91,10 @@ pub fn ab(record: &Record, a: &str, b: &str) -> String {
     text.push('\n');
     text.push_str(&ids(result));
     if let Some(rate) = result.hit_rate_at_cap_1 {
-        text.push_str(&format!("hit rate at a cap of 1: {:.1} %\n", 100.0 * rate));
+        text.push_str(&format!(
+            "a cache of 1 expert a layer answers {:.1} % of the look-ups\n",
+            100.0 * rate
+        ));
     }
     text.push_str(&noise(&record.noise));
     for (arm, name) in ["A", "B"].iter().enumerate() {
