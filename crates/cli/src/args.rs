@@ -372,7 +372,7 @@ mod tests {
             "pull x",
             "run --expert-top-p 0.5",
             "run --draft mtp",
-            "run --io uring",
+            "run --io pigeons",
             "run --temperature x",
             "run --top-p 0",
             "run a b",
