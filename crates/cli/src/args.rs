@@ -432,7 +432,7 @@ mod tests {
             "run --expert-top-p 0",
             "run --expert-top-p 1.5",
             "run --draft mtp",
-            "run --io uring",
+            "run --io pigeons",
             "run --temperature x",
             "run --top-p 0",
             "run a b",

@@ -292,6 +292,15 @@ impl ExpertStore {
         self.shared.arena.mappings()
     }
 
+    /// Checks the slot table against itself: every slot is counted once, where it belongs, and none is lost.
+    /// Takes time in the number of slots; meant for tests and long runs.
+    ///
+    /// # Errors
+    /// [`StoreError::Internal`] with the first contradiction.
+    pub fn audit(&self) -> Result<(), StoreError> {
+        self.shared.lock().table.contradiction().map_or(Ok(()), |text| Err(StoreError::Internal(text)))
+    }
+
     /// State of queue and slots in words, for reports.
     pub fn dump(&self) -> String {
         self.shared.lock().table.dump(Instant::now())

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use super::{Class, NONE, Phase, Slot, Table};
-use crate::event::Tier;
+use crate::event::{LoadRank, Tier};
+use crate::policy::ExpertId;
 
 impl Table {
     /// Experts that a layer keeps, ascending; staged ones are not kept yet.
@@ -40,10 +41,7 @@ impl Table {
     }
 
     /// Checks the table against itself; the first contradiction in words.
-    #[cfg(test)]
     pub(crate) fn contradiction(&self) -> Option<String> {
-        use crate::event::LoadRank;
-        use crate::policy::ExpertId;
         for (c, class) in self.classes.iter().enumerate() {
             let of =
                 |f: &dyn Fn(&Slot) -> bool| self.slots.iter().filter(|s| s.class == c as u32 && f(s)).count();
