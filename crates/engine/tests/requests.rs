@@ -232,3 +232,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn decoding_by_somebody_else_is_decoding() {
+    let model = Synthetic::tiny();
+    let engine = model.open(&settings());
+    let prompt = random_ids(5, 256, 2);
+    let wanted = generate(&mut Session::new(&engine), &prompt, 6).ids;
+    engine.telemetry().reset();
+    let mut ids = Vec::new();
+    let mut greedy = |logits: &[f32]| {
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        ids.push(logits.iter().position(|logit| *logit == most).unwrap() as u32);
+        (ids.len() < 6).then(|| *ids.last().unwrap())
+    };
+    Session::new(&engine).follow(&prompt, &CancelFlag::new(), &mut greedy).unwrap();
+    assert_eq!(ids, wanted);
+    let figures = engine.telemetry().figures();
+    assert_eq!((figures.prefill.rows, figures.decode.rows), (5, 5), "phases are told apart");
+    let nothing = Session::new(&engine).follow(&[], &CancelFlag::new(), &mut |_| None);
+    assert!(matches!(nothing, Err(EngineError::EmptyPrompt)));
+}
