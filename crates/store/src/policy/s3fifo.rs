@@ -51,7 +51,7 @@ impl S3Fifo {
     }
 
     /// Moves to the newest end of the main queue.
-    fn to_main(&mut self, scope: u32, slot: u32) {
+    fn promote(&mut self, scope: u32, slot: u32) {
         let list = self.list(scope, slot);
         self.lists.unlink(list, slot);
         let fresh = !std::mem::replace(&mut self.slots[slot as usize].main, true);
@@ -100,7 +100,7 @@ impl Replacement for S3Fifo {
                     return Some(slot);
                 }
                 self.slots[slot as usize].uses = 0;
-                self.to_main(scope, slot);
+                self.promote(scope, slot);
                 continue;
             }
             let Some(slot) = self.lists.oldest_that(main, evictable) else {
@@ -110,7 +110,7 @@ impl Replacement for S3Fifo {
                 return Some(slot);
             }
             self.slots[slot as usize].uses -= 1;
-            self.to_main(scope, slot);
+            self.promote(scope, slot);
         }
     }
 }
