@@ -1,9 +1,9 @@
 //! A median and how far the values lay apart.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Median, extremes and number of values.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Middle value (mean of the two middle ones for an even number).
     pub median: f64,

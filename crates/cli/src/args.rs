@@ -7,6 +7,12 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+mod bench;
+
+pub use bench::{
+    Bench, BenchAbArgs, BenchArgs, BenchCapArgs, BenchIoArgs, BenchKernelsArgs, BenchPlotArgs, Protocol,
+};
+
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use metaltail_container::convert::Target;
 use metaltail_container::synth::{Like, SynthFormat};
@@ -191,60 +197,6 @@ pub struct InspectArgs {
 /// `doctor`
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub unresolved: Flags,
-}
-
-/// `bench`
-#[derive(Args, Debug)]
-pub struct BenchArgs {
-    /// What to measure.
-    #[command(subcommand)]
-    pub bench: Bench,
-}
-
-/// What can be measured.
-#[derive(Subcommand, Debug)]
-pub enum Bench {
-    /// How fast the matrix kernels are, by format and instruction set
-    Kernels(BenchKernelsArgs),
-}
-
-/// The largest width of a matrix to measure.
-const MAX_WIDTH: u64 = 1 << 20;
-/// The most rounds.
-const MAX_ROUNDS: u64 = 1 << 20;
-
-/// `bench kernels`
-#[derive(Args, Debug)]
-#[command(
-    mut_arg("model", |arg| arg.help("Measure decode and prefill of this model too, all experts in memory")),
-    mut_arg("top_k", |arg| arg.help("Experts that a pass computes, as a sparse layer does; default: 8")
-        .help_heading("Measurement")),
-)]
-pub struct BenchKernelsArgs {
-    /// Width of the model
-    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_WIDTH>, default_value = "2048", help_heading = "Measurement")]
-    pub hidden: usize,
-    /// Width of an expert
-    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_WIDTH>, default_value = "1024", help_heading = "Measurement")]
-    pub width: usize,
-    /// Rounds that count; one more warms up
-    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_ROUNDS>, default_value = "5", help_heading = "Measurement")]
-    pub rounds: usize,
-    /// Number formats, such as int4-g64,int8,bf16
-    #[arg(
-        long = "format",
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "int4-g64,int4,int8,fp8,bf16",
-        help_heading = "Measurement"
-    )]
-    pub formats: Vec<Format>,
-    /// Bytes of experts to rotate over: more than the processor caches
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M", help_heading = "Measurement")]
-    pub working_set: u64,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub unresolved: Flags,
@@ -450,6 +402,11 @@ mod tests {
             "inspect m --numerics --ids f.json",
             "plan config.json",
             "bench kernels --threads 2",
+            "bench ab --a --prefill-chunk=8 --b= --model m --pairs 3 --noise 5 --page-cache warm",
+            "bench cap --caps 1,8,4 --rounds 1 --prompts 2 --warmup 0 --feed greedy --max-tokens 8",
+            "bench plot record.json --plot out.svg",
+            "bench io --depths 1,8 --rounds 2 --seconds 0.5 --decode --cap 0 --model m",
+            "bench arm --cap 4",
             "bench kernels --hidden 256 --width 128 --top-k 4 --rounds 2 --format int4,int8 --working-set 8M",
             "completions bash",
             "trace replay a b --policy lru,layer:lfu,belady --cache 500M,2G --phase all --json",
@@ -475,7 +432,7 @@ mod tests {
             "run --expert-top-p 0",
             "run --expert-top-p 1.5",
             "run --draft mtp",
-            "run --io uring",
+            "run --io pigeons",
             "run --temperature x",
             "run --top-p 0",
             "run a b",
@@ -487,6 +444,13 @@ mod tests {
             "convert a",
             "bench",
             "bench kernels --rounds 0",
+            "bench ab --a x",
+            "bench ab --a x --b y --pairs 0",
+            "bench cap --caps 1,x",
+            "bench cap --noise 0x",
+            "bench io --depths 0",
+            "bench io --seconds 0",
+            "bench plot record.json",
             "bench kernels --format int4,int3",
             "inspect a --model b",
             "inspect a --ids f.json",

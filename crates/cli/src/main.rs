@@ -75,7 +75,12 @@ fn dispatch(command: &Command, settings: &Settings) -> Result<(), Failure> {
         Command::Synth(args) => commands::synth::execute(args, settings),
         Command::Inspect(args) => commands::inspect::execute(args, settings),
         Command::Bench(args) => match &args.bench {
-            Bench::Kernels(args) => commands::bench::execute(args, settings),
+            Bench::Ab(args) => commands::bench::ab::execute(args, settings),
+            Bench::Cap(args) => commands::bench::cap::execute(args, settings),
+            Bench::Io(args) => commands::bench::io::execute(args, settings),
+            Bench::Kernels(args) => commands::bench::kernels::execute(args, settings),
+            Bench::Plot(args) => commands::bench::plot(args, settings),
+            Bench::Arm(_) => commands::bench::arm::execute(settings),
         },
         Command::Doctor(_) => commands::doctor::execute(settings),
         Command::Usage(args) => commands::usage::execute(&args.usage, settings),

@@ -7,7 +7,7 @@ use metaltail_container::{Checkpoint, Inventory};
 use metaltail_model::Plan;
 
 use crate::exit::{Failure, Kind};
-use crate::runtime::{container_kind, model_dir};
+use crate::runtime::{container_kind, directories, model_dir};
 use crate::settings::Settings;
 
 /// A model directory with its plan; no tensor was read.
@@ -21,12 +21,13 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens a directory and derives its plan.
+    /// Opens a directory, or several (`DIR,DIR`), and derives the plan.
     ///
     /// # Errors
     /// A model that is missing, damaged or of a family that is not supported, or that cannot be read.
     pub fn at(dir: &Path) -> Result<Opened, Failure> {
-        let checkpoint = Checkpoint::open(dir).map_err(|error| refused(&error))?;
+        let (first, further) = directories(dir)?;
+        let checkpoint = Checkpoint::open_with(&first, &further).map_err(|error| refused(&error))?;
         let plan = Plan::from_config(checkpoint.config())
             .map_err(|error| Failure::from_error(Kind::Model, &error))?;
         let inventory = plan.inventory();

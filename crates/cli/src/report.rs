@@ -5,6 +5,7 @@ use std::fmt::Write;
 use metaltail_engine::sampler::Sampling;
 use metaltail_engine::telemetry::{Figures, PhaseFigures};
 use metaltail_engine::{Engine, Resolved};
+use metaltail_store::DriveFigures;
 use serde_json::{Map, Value, json};
 
 use crate::settings::Settings;
@@ -34,6 +35,12 @@ fn ratio(part: u64, whole: u64) -> Value {
     if whole == 0 { Value::Null } else { json!(part as f64 / whole as f64) }
 }
 
+/// Seconds of felt wait by layer number.
+fn felt_by_layer(figures: &Figures) -> Value {
+    let layers = figures.io.felt_wait_by_layer.iter();
+    Value::Object(layers.map(|(layer, seconds)| (layer.to_string(), json!(seconds))).collect())
+}
+
 /// Mean share of its row's weight that a selection had which was left out.
 pub fn dropped_mean(figures: &PhaseFigures) -> Option<f64> {
     (figures.dropped > 0).then(|| figures.dropped_weight / figures.dropped as f64)
@@ -53,31 +60,14 @@ fn per_second(count: u64, seconds: f64) -> Option<f64> {
     (seconds > 0.0 && count > 0).then(|| count as f64 / seconds)
 }
 
-fn tiers(cached: u64) -> Value {
-    json!({"pinned": 0, "cached": cached, "staged": 0})
+fn tiers(phase: &PhaseFigures) -> Value {
+    json!({"pinned": phase.pinned, "cached": phase.cached, "staged": phase.staged})
 }
 
 impl Report<'_> {
     /// Prefill and decode together.
     pub fn totals(&self) -> PhaseFigures {
-        let (a, b) = (&self.figures.prefill, &self.figures.decode);
-        PhaseFigures {
-            rows: a.rows + b.rows,
-            seconds: a.seconds + b.seconds,
-            selections: a.selections + b.selections,
-            dropped: a.dropped + b.dropped,
-            dropped_weight: a.dropped_weight + b.dropped_weight,
-            lookups: a.lookups + b.lookups,
-            cached: a.cached + b.cached,
-            misses: a.misses + b.misses,
-            felt_wait_seconds: a.felt_wait_seconds + b.felt_wait_seconds,
-        }
-    }
-
-    fn slots(&self) -> usize {
-        let cap = self.engine.resolved().cap;
-        let layers = self.engine.plan().layers.iter().filter_map(|layer| layer.moe());
-        layers.map(|moe| moe.experts.min(cap)).sum()
+        self.figures.prefill.plus(&self.figures.decode)
     }
 
     /// Mean reads under way while any was, and the share of time with none.
@@ -111,30 +101,35 @@ impl Report<'_> {
                 "dropped_mean_weight": dropped_mean(&total),
                 "distinct_per_token": ratio(total.lookups, total.rows),
                 "lookups": total.lookups,
-                "hits": tiers(total.cached),
+                "hits": tiers(&total),
                 "misses": total.misses,
-                "hit_rate": ratio(total.cached, total.lookups),
+                "hit_rate": ratio(total.hits(), total.lookups),
                 "cap": self.engine.resolved().cap,
-                "slots": self.slots(),
+                "slots": self.engine.store().cached_slots(),
+                "grown_bytes": figures.grown_bytes,
                 "evictions": figures.evictions,
                 "verified": figures.verified,
                 "decode": {
                     "selections": decode.selections,
                     "lookups": decode.lookups,
-                    "hits": tiers(decode.cached),
+                    "hits": tiers(decode),
                     "misses": decode.misses,
-                    "hit_rate": ratio(decode.cached, decode.lookups),
+                    "hit_rate": ratio(decode.hits(), decode.lookups),
                 },
             },
             "io": {
                 "bytes": figures.io.bytes,
                 "reads": figures.io.reads,
                 "cold_bytes": self.cold_bytes,
+                "warm_bytes": self.cold_bytes.map(|cold| figures.io.bytes.saturating_sub(cold)),
+                "pinned_bytes": figures.io.pinned_bytes,
                 "felt_wait_seconds": total.felt_wait_seconds,
                 "busy_seconds": figures.io.busy_seconds,
                 "mean_depth": mean_depth,
                 "idle_share": idle_share,
-                "prefetch": {"issued_bytes": null, "useful_bytes": null, "wasted_bytes": null},
+                "felt_wait_by_layer": felt_by_layer(figures),
+                "drives": self.drives(),
+                "prefetch": self.prefetch(),
             },
             "device": {
                 "name": self.engine.device(),
@@ -157,6 +152,34 @@ impl Report<'_> {
             "notices": figures.notices,
             "config": self.config(),
         })
+    }
+
+    /// What was loaded ahead of demand; null where it was not allowed.
+    fn prefetch(&self) -> Value {
+        let figures = &self.figures.io.prefetch;
+        let allowed = self.engine.resolved().prefetch == "on";
+        let counted = |n: u64| allowed.then_some(n);
+        json!({
+            "steps": counted(figures.steps),
+            "issued_bytes": counted(figures.issued_bytes),
+            "useful_bytes": counted(figures.useful_bytes),
+            "wasted_bytes": counted(figures.issued_bytes.saturating_sub(figures.useful_bytes)),
+            "recall": ratio(figures.right, figures.chosen),
+        })
+    }
+
+    /// What each directory's drive carried since the model was opened.
+    fn drives(&self) -> Value {
+        let drive = |drive: DriveFigures| {
+            json!({
+                "path": drive.path.to_string_lossy(),
+                "bytes": drive.bytes,
+                "reads": drive.reads,
+                "bytes_per_second": drive.bytes_per_second,
+                "set_aside": drive.set_aside,
+            })
+        };
+        self.engine.store().drives().into_iter().map(drive).collect()
     }
 
     fn memory(&self) -> Value {
@@ -232,22 +255,26 @@ impl Report<'_> {
         let (total, decode) = (self.totals(), &self.figures.decode);
         let share = |phase: &PhaseFigures| match phase.lookups {
             0 => "–".to_owned(),
-            lookups => format!("{:.1} %", 100.0 * phase.cached as f64 / lookups as f64),
+            lookups => format!("{:.1} %", 100.0 * phase.hits() as f64 / lookups as f64),
         };
+        let resolved = self.engine.resolved();
+        let others = [(total.pinned, "pinned"), (total.staged, "staged")];
+        let others: String =
+            others.iter().filter(|(n, _)| *n > 0).map(|(n, tier)| format!(", {n} of them {tier}")).collect();
         push(
             out,
             "experts",
             &format!(
-                "{} of {} look-ups cached ({}; in decode {}), {} read; {}, cap {} a layer{}, {} slots",
-                total.cached,
+                "{} of {} look-ups in memory ({}; in decode {}){others}, {} read; {}, cap {} a layer{}, {} slots",
+                total.hits(),
                 total.lookups,
                 share(&total),
                 share(decode),
                 total.misses,
-                self.engine.resolved().policy,
-                self.engine.resolved().cap,
-                if self.engine.resolved().pool { " in the mean" } else { "" },
-                self.slots()
+                resolved.policy,
+                resolved.cap,
+                if resolved.pool { " in the mean" } else { "" },
+                self.engine.store().cached_slots()
             ),
         );
     }
@@ -267,7 +294,20 @@ impl Report<'_> {
         if let (Some(depth), Some(idle)) = (depth, idle) {
             let _ = write!(line, "; depth {depth:.1}, idle {:.0} %", 100.0 * idle);
         }
+        let ahead = &io.prefetch;
+        if ahead.issued_bytes > 0 {
+            let useful = 100.0 * ahead.useful_bytes as f64 / ahead.issued_bytes as f64;
+            let _ = write!(line, "; {} ahead of demand, {useful:.0} % of use", bytes(ahead.issued_bytes));
+        }
         push(out, "drive", &line);
+        let drives = self.engine.store().drives();
+        if drives.len() > 1 {
+            let share = |drive: &DriveFigures| {
+                let aside = if drive.set_aside { " (set aside)" } else { "" };
+                format!("{} from {}{aside}", bytes(drive.bytes), drive.path.display())
+            };
+            push(out, "drives", &drives.iter().map(share).collect::<Vec<_>>().join(", "));
+        }
     }
 
     fn push_memory(&self, out: &mut String) {

@@ -1,6 +1,8 @@
 //! From settings to a loaded model with its text parts.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use metaltail_engine::sampler::Sampling;
@@ -64,7 +66,7 @@ impl Runtime {
         seed: u64,
         listener: Option<Arc<dyn Listener>>,
     ) -> Result<Runtime, Failure> {
-        let dir = model_dir(settings)?;
+        let (dir, further) = directories(&model_dir(settings)?)?;
         let notices: Arc<dyn Listener> = Arc::new(Notices);
         let telemetry = Arc::new(Telemetry::new(std::iter::once(notices).chain(listener).collect()));
         let bar = Bar::bytes("loading", 0, settings.json());
@@ -72,7 +74,8 @@ impl Runtime {
             bar.set_length(total);
             bar.set_position(done);
         };
-        let options = EngineOptions { usage: usage_mode(settings, true), ..engine_options(settings) };
+        let usage = usage_mode(settings, true);
+        let options = EngineOptions { further, usage, ..engine_options(settings) };
         let opened = Engine::open(&dir, &options, telemetry, &progress);
         bar.finish();
         let engine = opened.map_err(|error| failure(&error))?;
@@ -116,7 +119,31 @@ impl Runtime {
     }
 }
 
-/// The directory that the settings name, else the demo model of the checkout.
+/// The directory of a model, and further ones that `DIR,DIR` names. A directory whose name has a comma and
+/// that exists is one.
+///
+/// # Errors
+/// Nothing stands before, between or behind commas.
+pub fn directories(path: &Path) -> Result<(PathBuf, Vec<PathBuf>), Failure> {
+    let text = path.as_os_str().as_bytes();
+    if !text.contains(&b',') || path.exists() {
+        return Ok((path.to_owned(), Vec::new()));
+    }
+    let names = text.split(|&byte| byte == b',');
+    let mut dirs = names.map(|name| PathBuf::from(OsStr::from_bytes(name)));
+    let first = dirs.next().unwrap_or_default();
+    let further: Vec<PathBuf> = dirs.collect();
+    if further.iter().chain([&first]).any(|dir| dir.as_os_str().is_empty()) {
+        let hint = "write DIR, or DIR,DIR for several drives";
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("`{}` names an empty directory: {hint}", path.display()),
+        ));
+    }
+    Ok((first, further))
+}
+
+/// The directory that the settings name (as written, see [`directories`]), else the demo model of the checkout.
 ///
 /// # Errors
 /// There is neither.
@@ -156,7 +183,9 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
     EngineOptions {
         ram: settings.ram,
         cap: settings.cap,
+        cap_growth: settings.cap_growth,
         policy: policy(settings),
+        prefetch: settings.prefetch,
         loaders: settings.loaders,
         direct: match settings.direct {
             None | Some(settings::Direct::Auto) => metaltail_store::Direct::Auto,

@@ -91,6 +91,7 @@ fn near(suggestion: Option<&str>) -> String {
 pub struct Settings {
     values: Flags,
     origins: BTreeMap<String, Origin>,
+    flags: BTreeMap<String, Vec<OsString>>,
 }
 
 impl Settings {
@@ -113,6 +114,7 @@ impl Settings {
         };
         let mut origins = BTreeMap::new();
         let mut words = vec![OsString::from("settings")];
+        let mut flags = BTreeMap::new();
         for arg in &declared {
             let id = arg.get_id().as_str();
             let environment = from_environment.get(id).map(|values| (Origin::Environment, values.clone()));
@@ -121,11 +123,34 @@ impl Settings {
             let (origin, values) =
                 flag.or(environment).or_else(file).unwrap_or((Origin::Default, Vec::new()));
             origins.insert(id.to_owned(), origin);
-            words.extend(values.iter().map(|value| word(arg, value)));
+            let given: Vec<OsString> = values.iter().map(|value| word(arg, value)).collect();
+            words.extend(given.iter().cloned());
+            if origin == Origin::Flag {
+                flags.insert(id.to_owned(), given);
+            }
         }
         let values = parse_words(words)
             .map_err(|reason| SettingsError::Value { place: "the command line".to_owned(), reason })?;
-        Ok(Settings { values, origins })
+        Ok(Settings { values, origins, flags })
+    }
+
+    /// The settings that some words give, with nothing from elsewhere.
+    ///
+    /// # Errors
+    /// Words that are no shared flags, or values that do not parse.
+    pub fn of_words(words: impl IntoIterator<Item = OsString>) -> Result<Settings, SettingsError> {
+        let command = Flags::augment_args(clap::Command::new("settings").disable_help_flag(true));
+        let words = std::iter::once(OsString::from("settings")).chain(words);
+        let matches = command.try_get_matches_from(words).map_err(|error| SettingsError::Value {
+            place: "the list of flags".to_owned(),
+            reason: reason(&error),
+        })?;
+        Settings::resolve(&matches, &Environment::default(), None)
+    }
+
+    /// The flags of the command line by key, each as the words (`--name=value`) that give it.
+    pub fn flags(&self) -> &BTreeMap<String, Vec<OsString>> {
+        &self.flags
     }
 
     /// Where the value of a setting came from, by its flag name with underscores.
@@ -194,13 +219,21 @@ fn word(arg: &Arg, value: &OsString) -> OsString {
 fn parse_words(words: Vec<OsString>) -> Result<Flags, String> {
     let command = Flags::augment_args(clap::Command::new("settings").no_binary_name(false));
     let parsed = command.try_get_matches_from(words).and_then(|matches| Flags::from_arg_matches(&matches));
-    parsed.map_err(|error| {
-        let text = error.to_string();
-        let line = text.lines().next().unwrap_or_default();
-        let hint = text.lines().map(str::trim).find(|line| line.starts_with("[possible values"));
-        let line = line.strip_prefix("error: ").unwrap_or(line);
-        hint.map_or(line.to_owned(), |hint| format!("{line} {hint}"))
-    })
+    parsed.map_err(|error| reason(&error))
+}
+
+/// What clap has to say, on one line.
+fn reason(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    let hint = text.lines().map(str::trim).find(|line| line.starts_with("[possible values"));
+    let line = line.strip_prefix("error: ").unwrap_or(line);
+    hint.map_or(line.to_owned(), |hint| format!("{line} {hint}"))
+}
+
+/// Whether there is a setting of this name, with underscores.
+pub fn exists(key: &str) -> bool {
+    declared().iter().any(|arg| arg.get_id() == key)
 }
 
 /// Checks one setting's values by themselves, so that an error can say where they stand.

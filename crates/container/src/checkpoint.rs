@@ -14,6 +14,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::colibri::{self, Stamps};
+use crate::copies::{self, Original};
 use crate::error::Error;
 use crate::finite;
 use crate::header::{self, Header, HeaderError};
@@ -69,11 +70,10 @@ struct Opened {
 
 impl Opened {
     /// Opens files and reads their headers.
-    fn of(dir: &Path, names: &[String]) -> Result<Opened, Error> {
+    fn of(paths: Vec<PathBuf>) -> Result<Opened, Error> {
         let mut opened =
             Opened { files: Vec::new(), handles: Vec::new(), headers: Vec::new(), lens: Vec::new() };
-        for name in names {
-            let path = dir.join(name);
+        for path in paths {
             let (handle, header, len) = read_header(&path)?;
             opened.files.push(path);
             opened.handles.push(handle);
@@ -81,6 +81,19 @@ impl Opened {
             opened.lens.push(len);
         }
         Ok(opened)
+    }
+
+    /// Where the files and their copies lie.
+    fn drives(&self, dir: &Path, further: &[PathBuf]) -> Result<Vec<Drive>, Error> {
+        let inside = |path: &PathBuf| (path.parent() == Some(dir)).then(|| path.clone());
+        let mut drives = vec![Drive { dir: dir.to_owned(), files: self.files.iter().map(inside).collect() }];
+        let each = self.files.iter().zip(&self.handles).zip(&self.lens);
+        let originals: Vec<Original> =
+            each.map(|((path, handle), &len)| Original { path, handle, len }).collect();
+        for other in further {
+            drives.push(Drive { dir: other.clone(), files: copies::find(dir, other, &originals)? });
+        }
+        Ok(drives)
     }
 
     /// Joins the headers and finds out what the directory is.
@@ -102,10 +115,20 @@ impl Opened {
     }
 }
 
+/// A directory that holds files of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drive {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Its file of each number that [`Extent::file`] has; gaps where it has none.
+    pub files: Vec<Option<PathBuf>>,
+}
+
 /// A model directory whose headers were read and checked. No tensor was read yet.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
+    drives: Vec<Drive>,
     config: Value,
     generation_config: Option<Value>,
     files: Vec<PathBuf>,
@@ -123,7 +146,17 @@ impl Checkpoint {
     /// # Errors
     /// Refuses whatever is missing, unfinished, damaged or unsupported, by name.
     pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
-        let listing = Listing::of(dir)?;
+        Checkpoint::open_with(dir, &[])
+    }
+
+    /// As [`Checkpoint::open`], with further directories, as a rule on other drives, that hold copies of the
+    /// weight files or files that the first lacks.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`]; a file that is no copy of the first of its name.
+    pub fn open_with(dir: &Path, further: &[PathBuf]) -> Result<Checkpoint, Error> {
+        let mut listing = Listing::of(dir)?;
+        further.iter().try_for_each(|dir| listing.add(dir))?;
         let manifest = listing.manifest(dir)?;
         if manifest.is_none() && listing.is_journaled() {
             return Err(Error::Unfinished { dir: dir.to_owned() });
@@ -145,7 +178,7 @@ impl Checkpoint {
             None
         };
         let (names, shards) = listing.choose(dir, manifest.as_ref())?;
-        let opened = Opened::of(dir, &names)?;
+        let opened = Opened::of(names.iter().map(|name| listing.path(dir, name)).collect())?;
         let slab_files = opened.headers.iter().any(|h| h.metadata.contains_key(slab::META_SLAB));
         if manifest.is_none() && slab_files {
             return Err(Error::Unfinished { dir: dir.to_owned() });
@@ -154,8 +187,10 @@ impl Checkpoint {
             shards.check_tensors(&dir.join(hf::INDEX), &opened.files, &opened.headers)?;
         }
         let (index, detail) = opened.classify(dir, manifest)?;
+        let drives = opened.drives(dir, further)?;
         Ok(Checkpoint {
             dir: dir.to_owned(),
+            drives,
             config,
             generation_config,
             files: opened.files,
@@ -205,6 +240,11 @@ impl Checkpoint {
     /// The safetensors files; [`Extent::file`] counts in this slice.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
+    }
+
+    /// The directories, the first one first, with what they have of [`Self::files`].
+    pub fn drives(&self) -> &[Drive] {
+        &self.drives
     }
 
     /// The manifest of a slab container.
@@ -443,7 +483,7 @@ fn read_header(path: &Path) -> Result<(File, Header, u64), Error> {
 }
 
 /// Positional reads in chunks; interrupted ones are tried again by the standard library.
-fn read_chunked(file: &File, path: &Path, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+pub(crate) fn read_chunked(file: &File, path: &Path, offset: u64, out: &mut [u8]) -> Result<(), Error> {
     let mut at = offset;
     for chunk in out.chunks_mut(READ_CHUNK) {
         let wanted = chunk.len() as u64;

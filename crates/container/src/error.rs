@@ -54,6 +54,24 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A further directory whose file differs from the first's.
+    #[error("{} is no copy of {}: {what}. Copy it again, or leave its directory out", path.display(), first.display())]
+    CopiesDiffer {
+        /// The file in the further directory.
+        path: PathBuf,
+        /// The file that it should equal.
+        first: PathBuf,
+        /// What differs.
+        what: String,
+    },
+    /// A further directory that has no file of the model.
+    #[error("{} holds no weight file of the model in {}: leave it out", dir.display(), first.display())]
+    NothingShared {
+        /// The further directory.
+        dir: PathBuf,
+        /// The model.
+        first: PathBuf,
+    },
     /// A link that leads nowhere.
     #[error("{} is a link to {}, which does not exist: fetch that file or remove the link", path.display(), target.display())]
     DanglingLink {

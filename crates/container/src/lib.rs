@@ -10,6 +10,7 @@ mod census;
 mod checkpoint;
 mod colibri;
 pub mod convert;
+mod copies;
 mod error;
 mod finite;
 pub mod header;
@@ -24,7 +25,7 @@ mod slab_writer;
 pub mod synth;
 
 pub use census::{Census, Draft, LayerCensus, LayerGap, Missing, RoleCensus, role_name};
-pub use checkpoint::{Checkpoint, Kind};
+pub use checkpoint::{Checkpoint, Drive, Kind};
 pub use error::{Error, MissingShards};
 pub use header::{Dtype, Header, HeaderError, TensorInfo, parse_header};
 pub use inspect::{Damage, FileReport, Progress, Report, Verification, inspect, verify};

@@ -1,6 +1,6 @@
 //! What lies in a model directory, and which of its files belong to the model.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,8 @@ pub(crate) const FILES_CAP: usize = 512;
 pub(crate) struct Listing {
     /// All of them that are UTF-8 and not hidden.
     pub names: BTreeSet<String>,
+    /// Directories of names that the first does not have.
+    elsewhere: BTreeMap<String, PathBuf>,
 }
 
 impl Listing {
@@ -50,7 +52,22 @@ impl Listing {
                 names.insert(name);
             }
         }
-        Ok(Listing { names })
+        Ok(Listing { names, elsewhere: BTreeMap::new() })
+    }
+
+    /// Adds the weight files of a further directory that are not listed yet.
+    pub fn add(&mut self, dir: &Path) -> Result<(), Error> {
+        for name in Listing::of(dir)?.names.into_iter().filter(|name| is_weights(name)) {
+            if self.names.insert(name.clone()) {
+                self.elsewhere.insert(name, dir.to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Path of a listed file; `dir` is the first directory.
+    pub fn path(&self, dir: &Path, name: &str) -> PathBuf {
+        self.elsewhere.get(name).map_or(dir, PathBuf::as_path).join(name)
     }
 
     /// Refuses a file that goes with the weights and is a link that leads nowhere: taken for absent,
@@ -97,12 +114,11 @@ impl Listing {
         dir: &Path,
         manifest: Option<&Manifest>,
     ) -> Result<(Vec<String>, Option<ShardIndex>), Error> {
-        let is_weights = |name: &&String| name.ends_with(".safetensors");
-        let found: BTreeSet<String> = self.names.iter().filter(is_weights).cloned().collect();
+        let found: BTreeSet<String> = self.names.iter().filter(|name| is_weights(name)).cloned().collect();
         if let Some(manifest) = manifest {
             self.check_manifest_files(dir, manifest)?;
             let listed = manifest.names().into_iter().map(str::to_owned);
-            return Ok((self.cap(dir, listed.filter(|n| is_weights(&n)).collect())?, None));
+            return Ok((self.cap(dir, listed.filter(|n| is_weights(n)).collect())?, None));
         }
         if self.names.contains(hf::INDEX) {
             let path = dir.join(hf::INDEX);
@@ -143,7 +159,7 @@ impl Listing {
             })));
         }
         for file in &manifest.files {
-            let path = dir.join(&file.name);
+            let path = self.path(dir, &file.name);
             let meta = fs::metadata(&path);
             let meta = meta.map_err(|source| Error::Io { action: "look at", path: path.clone(), source })?;
             if meta.len() != file.bytes {
@@ -163,6 +179,10 @@ impl Listing {
     }
 }
 
+fn is_weights(name: &str) -> bool {
+    name.ends_with(".safetensors")
+}
+
 fn has_extension(path: &Path, extension: &str) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension))
 }
@@ -180,7 +200,7 @@ pub(crate) fn open_plain(path: &Path) -> Result<(File, u64), Error> {
 }
 
 /// Reads a whole file of at most [`JSON_CAP`] bytes.
-fn read_capped(path: &Path) -> Result<Vec<u8>, Error> {
+pub(crate) fn read_capped(path: &Path) -> Result<Vec<u8>, Error> {
     let io = |source| Error::io("read", path, source);
     let (file, len) = open_plain(path)?;
     let too_large = |got| Error::JsonTooLarge { path: path.to_owned(), cap: JSON_CAP, got };

@@ -2,20 +2,25 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use metaltail_container::Checkpoint;
+use metaltail_container::{Checkpoint, Drive};
 use metaltail_kernels::{CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
-use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places};
+use metaltail_model::{
+    CancelFlag, Experts, Foresight, KvCache, LoadOptions, MlaForm, Model, Plan, Row, expert_places,
+};
 use metaltail_store::usage::UsageRecorder;
 use metaltail_store::usage::pin::PinRoom;
-use metaltail_store::{Budget, Direct, ExpertStore, Geometry, Io, Machine, PolicyKind, StoreConfig};
+use metaltail_store::{
+    Budget, Direct, DriveFiles, ExpertStore, Geometry, Io, Machine, PolicyKind, StoreConfig,
+};
 
 use crate::error::EngineError;
 use crate::memory::{self, Demand};
 use crate::pins::{self, Ground, PinMode, Pins};
 use crate::telemetry::Telemetry;
+use crate::upkeep::Upkeep;
 use crate::usage::{self, UsageMode};
 
 /// Rows of a prefill step where nothing is said: enough that most experts of a layer are shared
@@ -35,13 +40,20 @@ pub struct EngineOptions {
     pub ram: Option<u64>,
     /// Experts kept a layer.
     pub cap: Option<usize>,
+    /// Whether the cache grows while running where memory allows. On unless a cap is given.
+    pub cap_growth: Option<bool>,
     /// Which kept expert makes room for another.
     /// Frecency unless told otherwise.
     pub policy: Option<PolicyKind>,
+    /// Whether experts may be loaded ahead of demand. On unless told otherwise.
+    pub prefetch: Option<bool>,
     /// Loader threads.
     pub loaders: Option<usize>,
     /// Direct or buffered reads.
     pub direct: Direct,
+    /// Further directories with copies of the model's weight files, or with files that it lacks; on other
+    /// drives, as a rule.
+    pub further: Vec<PathBuf>,
     /// What carries reads of experts out.
     pub io: Io,
     /// Longest part of an expert that is read at once, in bytes.
@@ -79,8 +91,12 @@ pub struct Resolved {
     pub ram: u64,
     /// Experts kept a layer; the mean where layers share their slots.
     pub cap: usize,
+    /// `on` or `off`.
+    pub cap_growth: String,
     /// Which kept expert makes room for another.
     pub policy: &'static str,
+    /// `on` or `off`: whether experts may be loaded ahead of demand.
+    pub prefetch: String,
     /// Whether layers share their slots.
     pub pool: bool,
     /// Loader threads.
@@ -116,6 +132,7 @@ pub struct Engine {
     telemetry: Arc<Telemetry>,
     budget: Budget,
     resolved: Resolved,
+    upkeep: Mutex<Upkeep>,
     usage: Option<Arc<UsageRecorder>>,
     pins: Pins,
     /// Bits of an f32; 1 leaves nothing out.
@@ -135,7 +152,7 @@ impl Engine {
         telemetry: Arc<Telemetry>,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Engine, EngineError> {
-        let mut checkpoint = Checkpoint::open(dir)?;
+        let mut checkpoint = Checkpoint::open_with(dir, &options.further)?;
         let checksums = options.checksums.unwrap_or(true);
         checkpoint.verify_dense(checksums);
         let plan = Plan::from_config(checkpoint.config())?.with_mla_form(options.mla_form);
@@ -146,7 +163,7 @@ impl Engine {
         let geometry = Geometry::new(&places)?;
         let demand =
             |context, chunk, threads| Demand::of(&checkpoint, &plan, &inventory, context, chunk, threads);
-        let settled = memory::settle(options, &plan, &geometry, &demand)?;
+        let mut settled = memory::settle(options, &plan, &geometry, &demand)?;
         if settled.shortened {
             telemetry
                 .notice(&format!("memory allows a context of {} tokens; --context decides", settled.context));
@@ -164,6 +181,7 @@ impl Engine {
             room: PinRoom { slot_bytes: geometry.slot_bytes(), room, policy, pool },
         };
         let pins = pins::decide(options, &ground)?;
+        settled.budget.pin(&geometry, &mut settled.fit, options.cap.is_some(), pins.plan.bytes);
         if let Some(share) = options.expert_top_p.filter(|&share| share < 1.0) {
             telemetry.notice(&format!(
                 "--expert-top-p {share} is lossy: the lightest experts of every token are left out; metaltail score says what that costs"
@@ -175,6 +193,7 @@ impl Engine {
             pool,
             pinned: pins.plan.pinned.clone(),
             in_flight: settled.fit.in_flight,
+            staging: settled.fit.staging,
             loaders: settled.loaders,
             direct: options.direct,
             io: options.io,
@@ -182,9 +201,13 @@ impl Engine {
             checksums,
             ..StoreConfig::default()
         };
+        let growth = options.cap_growth.unwrap_or(options.cap.is_none());
+        let prefetch = options.prefetch.unwrap_or(true);
         let pool = Arc::new(Pool::new(settled.threads));
         let kernels = Kernels::best();
-        let store = ExpertStore::open(checkpoint.files(), places.clone(), config.clone(), telemetry.clone())?;
+        let drive = |drive: &Drive| DriveFiles { dir: drive.dir.clone(), files: drive.files.clone() };
+        let drives: Vec<DriveFiles> = checkpoint.drives().iter().map(drive).collect();
+        let store = ExpertStore::open_drives(&drives, places.clone(), config.clone(), telemetry.clone())?;
         let loaded = std::cell::Cell::new(0);
         let load = LoadOptions {
             kernels,
@@ -203,7 +226,9 @@ impl Engine {
             container: checkpoint.kind().to_string(),
             ram: settled.budget.limit,
             cap: config.cap,
+            cap_growth: on_off(growth),
             policy: policy.name(),
+            prefetch: on_off(prefetch),
             pool: config.pool,
             loaders: config.loaders,
             direct: on_off(store.io_mode().direct),
@@ -220,7 +245,10 @@ impl Engine {
             }),
             pin_size: pins.plan.bytes,
         };
+        let upkeep = Upkeep::new(&settled.budget, &store, growth, prefetch && config.staging > 0);
+        warn_of_cliff(&model, &store, policy, &telemetry);
         Ok(Engine {
+            upkeep: Mutex::new(upkeep),
             compute: Mutex::new(Box::new(CpuExperts::new(pool, kernels, numerics))),
             checkpoint,
             model,
@@ -324,22 +352,38 @@ impl Engine {
         cancel: &CancelFlag,
     ) -> Result<Vec<f32>, EngineError> {
         let start = Instant::now();
+        let felt = self.telemetry.felt_wait();
+        let ahead = rows.len() == 1 && self.upkeep().loads_ahead();
+        if ahead {
+            self.telemetry.prefetching();
+        }
         // One pass at a time uses the device; a panic in a pass leaves it usable, since `begin`
         // starts it anew.
         let mut compute = self.compute.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut experts =
-            Experts { store: &self.store, compute: compute.as_mut(), top_p: self.expert_top_p() };
+        let foresight = if ahead { Foresight::on() } else { Foresight::off() };
+        let top_p = self.expert_top_p();
+        let mut experts = Experts { store: &self.store, compute: compute.as_mut(), foresight, top_p };
         let hidden = self.model.forward(rows, caches, &mut experts, &*self.telemetry, cancel)?;
         drop(compute);
+        let took = start.elapsed();
+        if rows.len() == 1 {
+            let felt = Duration::from_secs_f64((self.telemetry.felt_wait() - felt).max(0.0));
+            self.upkeep().record(took, felt);
+        }
         let anonymous = Machine::own_anon_now().ok();
-        self.telemetry.step(rows.len(), start.elapsed(), anonymous);
+        self.telemetry.step(rows.len(), took, anonymous);
         if let Some(anonymous) = anonymous {
-            self.store.enforce(self.budget.limit, anonymous);
+            self.upkeep().keep_budget(&self.store, &self.telemetry, anonymous);
         }
         if self.usage.as_ref().is_some_and(|usage| usage.due()) {
             self.save_usage_by(false);
         }
         Ok(hidden)
+    }
+
+    fn upkeep(&self) -> MutexGuard<'_, Upkeep> {
+        // What is decided in it is plain numbers, right after a panic elsewhere too.
+        self.upkeep.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Logits of hidden states: n × vocabulary.
@@ -359,4 +403,20 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.save_usage();
     }
+}
+
+/// Says so where the cache is smaller than what one token uses: there, recency alone finds nothing.
+fn warn_of_cliff(model: &Model, store: &ExpertStore, policy: PolicyKind, telemetry: &Telemetry) {
+    let token: usize = model.plan().layers.iter().filter_map(|l| l.moe()).map(|moe| moe.top_k).sum();
+    let slots = store.cached_slots();
+    if slots == 0 || slots >= token {
+        return;
+    }
+    let what = match policy.suits_pool() {
+        true => format!("{policy} keeps the likeliest ones, where recency alone would find nothing"),
+        false => format!("{policy} goes by recency and will find next to nothing; --policy frecency will"),
+    };
+    telemetry.notice(&format!(
+        "the cache has room for {slots} experts and one token uses {token}: {what}. More --ram helps most here"
+    ));
 }

@@ -9,11 +9,13 @@ mod engine;
 mod error;
 pub mod memory;
 mod pins;
+mod prefetch;
 pub mod sampler;
 mod score;
 mod session;
 pub mod stop;
 pub mod telemetry;
+mod upkeep;
 pub mod usage;
 
 pub use engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, Engine, EngineOptions, Resolved};

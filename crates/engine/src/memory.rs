@@ -169,7 +169,8 @@ pub fn settle<E: From<EngineError>>(
     loop {
         let prefill_chunk = options.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
         let demand = demand(context, prefill_chunk, threads)?;
-        let wanted = Wanted { cap: options.cap, in_flight: None, loaders };
+        let staging = if options.prefetch.unwrap_or(true) { staging(plan) } else { 0 };
+        let wanted = Wanted { cap: options.cap, in_flight: None, loaders, staging };
         let fitted = budget(&machine, options.ram, &demand).and_then(|mut budget| {
             let fit = budget.fit_cap(geometry, wanted)?;
             Ok((budget, fit))
@@ -199,6 +200,11 @@ pub fn settle<E: From<EngineError>>(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Staged slots: as many experts as a token uses in a layer.
+fn staging(plan: &Plan) -> usize {
+    plan.layers.iter().filter_map(|layer| layer.moe()).map(|moe| moe.top_k).max().unwrap_or(0)
 }
 
 /// The context asked for, else what the model allows up to the usual one.

@@ -146,24 +146,59 @@ impl<'e> Session<'e> {
     ) -> Result<Generation, EngineError> {
         let sampler =
             Sampler::new(options.sampling).map_err(|error| EngineError::Setting(error.to_string()))?;
+        let last = match self.prefill(prompt, cancel) {
+            Err(EngineError::Model(ModelError::Cancelled)) => {
+                return Ok(Generation { ids: Vec::new(), finish: Finish::Cancelled });
+            }
+            other => other?,
+        };
+        self.engine.telemetry().begin(Phase::Decode);
+        self.decode(last, sampler, options, cancel, each)
+    }
+
+    /// Computes what is missing of `prompt`, which is not empty; returns the last row's hidden state.
+    fn prefill(&mut self, prompt: &[u32], cancel: &CancelFlag) -> Result<Vec<f32>, EngineError> {
         // The last row's logits are needed, so at least that row is computed again.
         self.rewind_to(&prompt[..prompt.len() - 1]);
         let width = self.engine.plan().hidden;
         let mut last = Vec::new();
         self.engine.telemetry().begin(Phase::Prefill);
         let todo = &prompt[self.ids.len()..];
-        let prefill = self.extend(todo, cancel, &mut |_, hidden| {
+        self.extend(todo, cancel, &mut |_, hidden| {
             last = hidden[hidden.len() - width..].to_vec();
             Ok(())
-        });
-        match prefill {
-            Err(EngineError::Model(ModelError::Cancelled)) => {
-                return Ok(Generation { ids: Vec::new(), finish: Finish::Cancelled });
-            }
-            other => other?,
+        })?;
+        Ok(last)
+    }
+
+    /// Computes `prompt` and then, one by one, the ids that `next` gives for the logits after the row
+    /// before, until it gives none: decoding where somebody else decides what comes, such as a
+    /// measurement. Phases are told apart as in [`Session::generate`].
+    ///
+    /// # Errors
+    /// As [`Session::extend`], and an empty prompt.
+    pub fn follow(
+        &mut self,
+        prompt: &[u32],
+        cancel: &CancelFlag,
+        next: &mut dyn FnMut(&[f32]) -> Option<u32>,
+    ) -> Result<(), EngineError> {
+        if prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
         }
-        self.engine.telemetry().begin(Phase::Decode);
-        self.decode(last, sampler, options, cancel, each)
+        let result = self.prefill(prompt, cancel).and_then(|mut hidden| {
+            self.engine.telemetry().begin(Phase::Decode);
+            while let Some(id) = next(&self.engine.logits(&hidden)?) {
+                let context = self.engine.context();
+                if self.ids.len() == context {
+                    return Err(EngineError::PromptTooLong { prompt: context + 1, context });
+                }
+                hidden = self.step(&[id], cancel)?;
+            }
+            Ok(())
+        });
+        self.engine.telemetry().end();
+        result
     }
 
     fn decode(

@@ -3,11 +3,15 @@
 //! The store and the model report events; the session adds phases and steps. The run summary and
 //! every JSON record are drawn from the [`Figures`] gathered here, and from nothing else.
 
+mod figures;
+
+pub use figures::{Figures, IoFigures, PhaseFigures, PrefetchFigures};
+
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use metaltail_model::{ModelEvent, ModelObserver, Selected};
-use metaltail_store::{Observer, StoreEvent};
+use metaltail_store::{LoadRank, Observer, StoreEvent};
 
 /// What a step is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,61 +50,6 @@ pub enum Event<'a> {
     },
     /// Something the user should read once.
     Notice(&'a str),
-}
-
-/// Counts of one phase.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PhaseFigures {
-    /// Rows computed.
-    pub rows: u64,
-    /// Wall time of the phase, logits and sampling included.
-    pub seconds: f64,
-    /// Experts used, counted for each row.
-    pub selections: u64,
-    /// Of these, left out by `--expert-top-p`.
-    pub dropped: u64,
-    /// Weights of those, each as a share of its row's sum, added up.
-    pub dropped_weight: f64,
-    /// Look-ups of one distinct expert in a layer and step.
-    pub lookups: u64,
-    /// Look-ups answered from the cache.
-    pub cached: u64,
-    /// Look-ups that had to read.
-    pub misses: u64,
-    /// Time that computing stood still for a load.
-    pub felt_wait_seconds: f64,
-}
-
-/// Figures of input and output.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct IoFigures {
-    /// Bytes of completed expert reads.
-    pub bytes: u64,
-    /// Read calls.
-    pub reads: u64,
-    /// Time with at least one read under way.
-    pub busy_seconds: f64,
-    /// Integral of reads under way over time, in read-seconds.
-    pub depth_seconds: f64,
-}
-
-/// Everything gathered since the last reset.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Figures {
-    /// Prompt rows.
-    pub prefill: PhaseFigures,
-    /// Generated rows.
-    pub decode: PhaseFigures,
-    /// Reads.
-    pub io: IoFigures,
-    /// Experts that left the cache.
-    pub evictions: u64,
-    /// Checksums verified.
-    pub verified: u64,
-    /// Largest anonymous memory seen at a step's end, in bytes.
-    pub peak_anonymous: u64,
-    /// Notices, each once.
-    pub notices: Vec<String>,
 }
 
 /// Reads under way, integrated over time.
@@ -187,6 +136,16 @@ impl Telemetry {
         self.with(State::close_phase);
     }
 
+    /// Time that computing stood still for loads so far, in both phases.
+    pub(crate) fn felt_wait(&self) -> f64 {
+        self.with(|state| state.figures.prefill.felt_wait_seconds + state.figures.decode.felt_wait_seconds)
+    }
+
+    /// A step may load ahead of demand.
+    pub(crate) fn prefetching(&self) {
+        self.with(|state| state.figures.io.prefetch.steps += 1);
+    }
+
     pub(crate) fn step(&self, rows: usize, took: Duration, anonymous: Option<u64>) {
         let phase = self.with(|state| {
             let peak = &mut state.figures.peak_anonymous;
@@ -228,21 +187,31 @@ impl State {
 
     fn store(&mut self, event: &StoreEvent) {
         match event {
-            StoreEvent::Lookup { lookups, cached, misses, .. } => {
+            StoreEvent::Lookup { lookups, pinned, cached, staged, misses, .. } => {
                 let figures = self.phase_figures();
                 figures.lookups += u64::from(*lookups);
+                figures.pinned += u64::from(*pinned);
                 figures.cached += u64::from(*cached);
+                figures.staged += u64::from(*staged);
                 figures.misses += u64::from(*misses);
             }
-            StoreEvent::Waited { felt, .. } => {
+            StoreEvent::Waited { layer, felt } => {
                 self.phase_figures().felt_wait_seconds += felt.as_secs_f64();
+                *self.figures.io.felt_wait_by_layer.entry(*layer).or_default() += felt.as_secs_f64();
             }
             StoreEvent::ReadStarted { .. } => self.gauge.change(true, &mut self.figures.io),
-            StoreEvent::ReadFinished { bytes, calls, .. } => {
-                self.gauge.change(false, &mut self.figures.io);
-                self.figures.io.bytes += bytes;
-                self.figures.io.reads += u64::from(*calls);
+            StoreEvent::ReadFinished { bytes, calls, rank, .. } => {
+                let io = &mut self.figures.io;
+                self.gauge.change(false, io);
+                io.bytes += bytes;
+                io.reads += u64::from(*calls);
+                match rank {
+                    LoadRank::Demand => {}
+                    LoadRank::Speculation => io.prefetch.issued_bytes += bytes,
+                    LoadRank::Pin => io.pinned_bytes += bytes,
+                }
             }
+            StoreEvent::SpeculationUsed { bytes, .. } => self.figures.io.prefetch.useful_bytes += bytes,
             StoreEvent::Evicted { .. } => self.figures.evictions += 1,
             StoreEvent::Verified { .. } => self.figures.verified += 1,
             _ => {}
@@ -260,6 +229,7 @@ impl Observer for Telemetry {
                 "memory passed the budget: {} MiB of cached experts given back, cap is now {min_cap}–{max_cap}",
                 bytes >> 20
             )),
+            StoreEvent::Grown { bytes, .. } => self.with(|state| state.figures.grown_bytes += bytes),
             _ => {}
         }
     }
@@ -271,6 +241,11 @@ impl ModelObserver for Telemetry {
             ModelEvent::Routed { selections, .. } => {
                 self.with(|state| state.phase_figures().selections += *selections as u64);
             }
+            ModelEvent::Foreseen { chosen, right, .. } => self.with(|state| {
+                let prefetch = &mut state.figures.io.prefetch;
+                prefetch.chosen += *chosen as u64;
+                prefetch.right += *right as u64;
+            }),
             ModelEvent::Dropped { selections, weight, .. } => self.with(|state| {
                 let figures = state.phase_figures();
                 figures.dropped += *selections as u64;
@@ -299,7 +274,9 @@ mod tests {
         let lookup = |cached, misses| StoreEvent::Lookup {
             layer: 1,
             lookups: cached + misses,
+            pinned: 0,
             cached,
+            staged: 0,
             misses,
             joined: 0,
         };

@@ -11,7 +11,9 @@ use metaltail_container::Checkpoint;
 use metaltail_kernels::{
     Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, Kernels, Numerics, Pool,
 };
-use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, Model, Row, Silent, expert_places};
+use metaltail_model::{
+    CancelFlag, Experts, Foresight, KvCache, LoadOptions, Model, Row, Silent, expert_places,
+};
 use metaltail_store::{ExpertStore, StoreConfig};
 use synthetic::{Synthetic, random_ids};
 
@@ -91,7 +93,7 @@ fn experts_of_a_late_device_stay_in_place_until_it_is_waited_for() {
         (0u32..).zip(&ids).map(|(position, &token)| Row { sequence: 0, position, token }).collect();
     let forward = |compute: &mut dyn ExpertCompute| {
         let mut cache = KvCache::new(&synthetic.plan);
-        let mut experts = Experts { store: &store, compute, top_p: None };
+        let mut experts = Experts { store: &store, compute, foresight: Foresight::off(), top_p: None };
         model.forward(&rows, &mut [&mut cache], &mut experts, &Silent, &CancelFlag::new()).unwrap()
     };
     let cpu = || CpuExperts::new(pool.clone(), Kernels::best(), Numerics::QuantizedActivations);

@@ -15,7 +15,9 @@ use metaltail_container::Checkpoint;
 use metaltail_container::convert::{ConvertOptions, convert};
 use metaltail_engine::{Engine, EngineOptions, Score, score};
 use metaltail_kernels::{CpuExperts, Kernels, Numerics, Pool, default_threads};
-use metaltail_model::{CancelFlag, Experts, KvCache, LoadOptions, Model, Plan, Row, expert_places};
+use metaltail_model::{
+    CancelFlag, Experts, Foresight, KvCache, LoadOptions, Model, Plan, Row, expert_places,
+};
 use metaltail_store::{ExpertStore, StoreConfig};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -188,7 +190,12 @@ impl Drafting {
             (0..length).map(|t| Row { sequence: 0, position: t as u32, token: ids[t + shift] }).collect()
         };
         let observer = &metaltail_model::Silent;
-        let mut experts = Experts { store: &self.store, compute: &mut self.compute, top_p: None };
+        let mut experts = Experts {
+            store: &self.store,
+            compute: &mut self.compute,
+            foresight: Foresight::off(),
+            top_p: None,
+        };
         let mut kv = KvCache::new(self.model.plan());
         let flag = CancelFlag::new();
         let main = self.model.forward(&rows(0), &mut [&mut kv], &mut experts, observer, &flag).unwrap();

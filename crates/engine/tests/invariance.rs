@@ -66,9 +66,12 @@ fn assert_engaged(engine: &Engine, options: &EngineOptions, figures: &Figures) {
     assert_eq!(Some(resolved.prefill_chunk), options.prefill_chunk);
     assert_eq!(resolved.direct, if options.direct == Direct::On { "on" } else { "off" });
     assert_eq!(resolved.exact, options.exact);
+    assert_eq!(resolved.prefetch == "on", options.prefetch == Some(true));
+    assert_eq!(resolved.cap_growth == "on", options.cap_growth == Some(true));
+    assert!(options.prefetch == Some(true) || figures.io.prefetch.steps == 0);
     let cached = figures.prefill.cached + figures.decode.cached;
     match resolved.cap {
-        0 => assert_eq!(cached, 0, "nothing is kept"),
+        0 if resolved.cap_growth == "off" => assert_eq!(cached, 0, "nothing is kept"),
         // With room for all experts none is read twice.
         64 => assert!(figures.decode.cached > 0 && figures.evictions == 0),
         _ => {}
@@ -82,14 +85,15 @@ fn assert_accounted(model: &Synthetic, figures: &Figures) {
     assert_eq!(figures.decode.rows, GENERATED as u64 - 1);
     for phase in [&figures.prefill, &figures.decode] {
         assert_eq!(phase.selections, phase.rows * sparse * TOP_K);
-        assert_eq!(phase.cached + phase.misses, phase.lookups);
+        assert_eq!(phase.hits() + phase.misses, phase.lookups);
         assert!(phase.lookups <= phase.selections);
     }
     // One row asks for distinct experts only.
     assert_eq!(figures.decode.lookups, figures.decode.selections);
     let misses = figures.prefill.misses + figures.decode.misses;
-    assert_eq!(figures.io.bytes, misses * model.expert_bytes(1));
-    assert_eq!(figures.io.reads, misses, "one read an expert");
+    let ahead = figures.io.prefetch.issued_bytes;
+    assert_eq!(figures.io.bytes, misses * model.expert_bytes(1) + ahead);
+    assert_eq!(figures.io.reads, misses + ahead / model.expert_bytes(1), "one read an expert");
 }
 
 /// Arms that have every pair of settings; with `all`, every combination.
@@ -109,6 +113,8 @@ fn arms(all: bool) -> Vec<EngineOptions> {
                             loaders: Some(loaders),
                             threads: Some(threads),
                             prefill_chunk: Some(prefill_chunk),
+                            prefetch: Some((c + l + t) % 2 == 0),
+                            cap_growth: Some(l == 1),
                             ..settings()
                         });
                     }

@@ -1,5 +1,6 @@
 //! Feed-forward parts.
 
+pub(crate) mod ahead;
 mod dense;
 mod moe;
 mod router;
@@ -19,6 +20,8 @@ pub struct Experts<'a> {
     pub store: &'a ExpertStore,
     /// Computes them.
     pub compute: &'a mut dyn ExpertCompute,
+    /// What is said of them before they are asked for.
+    pub foresight: Foresight,
     /// Where given, below 1: of the experts that a router chose for a row, only the smallest set whose
     /// weights reach this share of their sum is computed. Lossy.
     pub top_p: Option<f32>,
@@ -27,14 +30,21 @@ pub struct Experts<'a> {
 /// One layer's feed-forward part with its resident weights.
 pub(crate) trait FeedForward: Send + Sync {
     /// Computes all rows of a step: `h` is rows × hidden, already normed; the result is written
-    /// to `out`.
+    /// to `out`. `ahead` may be called once, when the drive has nothing to do for this layer.
     fn forward(
         &self,
         cx: &StepContext<'_, '_>,
         experts: &mut Experts<'_>,
         h: &[f32],
         out: &mut [f32],
+        ahead: &mut dyn FnMut(&ExpertStore, &mut Foresight),
     ) -> Result<(), ModelError>;
+
+    /// The experts that rows with these states (rows × hidden, normed) would choose, likeliest first, and
+    /// the number of the layer that has them; none where all weights are resident.
+    fn foresee(&self, _cx: &StepContext<'_, '_>, _h: &[f32]) -> Option<(u32, Vec<u32>)> {
+        None
+    }
 }
 
 /// Loads the feed-forward part of layer `layer`.
@@ -55,4 +65,5 @@ pub(crate) fn load(
     })
 }
 
+pub use ahead::{Foresight, Predictor};
 pub(crate) use moe::parts_of;

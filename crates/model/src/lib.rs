@@ -24,7 +24,7 @@ pub mod text;
 pub use config::{ConfigError, ConfigReader};
 pub use error::ModelError;
 pub use families::{FAMILIES, Family};
-pub use ffn::Experts;
+pub use ffn::{Experts, Foresight, Predictor};
 pub use kv::{KvCache, Stream};
 pub use model::{LoadOptions, Model, expert_places};
 pub use observer::{ModelEvent, ModelObserver, Selected, Silent};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use metaltail_container::{Checkpoint, ExpertPlace, Inventory};
 use metaltail_kernels::{Kernels, Pool, rms_norm};
 use metaltail_quant::dequantize_row;
-use metaltail_store::LayerExperts;
+use metaltail_store::{ExpertStore, LayerExperts};
 
 use crate::attention::{self, Attention};
 use crate::error::ModelError;
-use crate::ffn::{self, Experts, FeedForward};
+use crate::ffn::{self, Experts, FeedForward, Foresight, Predictor};
 use crate::kv::KvCache;
 use crate::linear::Linear;
 use crate::load::Loader;
@@ -105,13 +105,13 @@ impl Layer {
         })
     }
 
-    /// `x ← x + Attn(norm(x)); x ← x + FFN(norm(x))` for all rows.
+    /// `x ← x + Attn(norm(x)); x ← x + FFN(norm(x))` for all rows. Meanwhile `next`'s experts are guessed.
     fn forward(
         &self,
         cx: &mut StepContext<'_, '_>,
         experts: &mut Experts<'_>,
         slot: usize,
-        eps: f32,
+        (eps, next): (f32, Option<&Layer>),
         x: &mut [f32],
     ) -> Result<(), ModelError> {
         let mut out = vec![0.0; x.len()];
@@ -119,9 +119,29 @@ impl Layer {
         self.attention.forward(cx, slot, &normed, &mut out)?;
         x.iter_mut().zip(&out).for_each(|(x, out)| *x += out);
         let normed = norm_rows(x, &self.ffn_norm, eps);
-        self.ffn.forward(cx, experts, &normed, &mut out)?;
+        let mut ahead = |store: &ExpertStore, foresight: &mut Foresight| {
+            guess(next, cx, (store, foresight), Predictor::BeforeExperts, eps, x);
+        };
+        self.ffn.forward(cx, experts, &normed, &mut out, &mut ahead)?;
         x.iter_mut().zip(&out).for_each(|(x, out)| *x += out);
+        guess(next, cx, (experts.store, &mut experts.foresight), Predictor::LayerOutput, eps, x);
         Ok(())
+    }
+}
+
+/// Guesses what the next layer will choose, from the residual stream as it is now.
+fn guess(
+    next: Option<&Layer>,
+    cx: &StepContext<'_, '_>,
+    (store, foresight): (&ExpertStore, &mut Foresight),
+    predictor: Predictor,
+    eps: f32,
+    x: &[f32],
+) {
+    let Some(next) = next.filter(|_| foresight.wants(cx.rows.len())) else { return };
+    let normed = norm_rows(x, &next.ffn_norm, eps);
+    if let Some((layer, experts)) = next.ffn.foresee(cx, &normed) {
+        foresight.expect(store, layer, predictor, experts);
     }
 }
 
@@ -193,7 +213,8 @@ impl Model {
         let mut cx = self.context(rows, caches, observer);
         for (slot, layer) in self.layers.iter().enumerate() {
             cancel.check()?;
-            layer.forward(&mut cx, experts, slot, self.plan.norm_eps, &mut x)?;
+            let next = self.layers.get(slot + 1);
+            layer.forward(&mut cx, experts, slot, (self.plan.norm_eps, next), &mut x)?;
         }
         commit(rows, caches);
         Ok(norm_rows(&x, &self.final_norm, self.plan.norm_eps))
@@ -226,7 +247,7 @@ impl Model {
         }
         let mut x = draft.join.forward(self.kernels, &self.pool, &joined, rows.len());
         let mut cx = self.context(rows, caches, observer);
-        draft.layer.forward(&mut cx, experts, 0, eps, &mut x)?;
+        draft.layer.forward(&mut cx, experts, 0, (eps, None), &mut x)?;
         commit(rows, caches);
         Ok(norm_rows(&x, &draft.final_norm, eps))
     }

@@ -1,5 +1,7 @@
 //! What the model tells those above it.
 
+use crate::ffn::Predictor;
+
 /// Something that happened inside a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
@@ -14,6 +16,19 @@ pub enum ModelEvent {
         selections: usize,
         /// Distinct experts among them.
         distinct: usize,
+    },
+    /// A guess at a layer's choice was compared with it.
+    Foreseen {
+        /// Layer index.
+        layer: u32,
+        /// How the guess was made.
+        predictor: Predictor,
+        /// Experts guessed.
+        expected: usize,
+        /// Distinct experts chosen.
+        chosen: usize,
+        /// Of these, guessed.
+        right: usize,
     },
     /// Of the experts that a layer chose, the lightest were left out (`Experts::top_p`).
     Dropped {

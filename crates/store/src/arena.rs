@@ -5,8 +5,9 @@
 //! whatever the slot table believes; the table only decides which slot to ask for.
 
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 
@@ -16,28 +17,33 @@ use crate::error::StoreError;
 pub const PAGE: u64 = 4096;
 
 const GIB: u64 = 1 << 30;
-const MIN_CHUNK_SLOTS: u64 = 8;
+/// Slots of the smallest chunk.
+pub(crate) const MIN_CHUNK_SLOTS: u64 = 8;
 
 const READERS: u64 = (1 << 24) - 1;
 const GENERATION_ONE: u64 = 1 << 24;
 const WRITING: u64 = 1 << 63;
 const GENERATION: u64 = !(READERS | WRITING);
 
-struct Cell {
-    chunk: u32,
-    offset: usize,
-    state: AtomicU64,
-}
-
 struct Chunk {
+    /// Number of its first slot.
+    first: u32,
     map: MmapRaw,
     slot_bytes: usize,
+    /// The word of each slot.
+    states: Vec<AtomicU64>,
 }
 
-/// All slots. Numbers run through the size classes in the order given.
+/// Most chunks that an arena can have: 4 TiB of a gibibyte each.
+const MOST_CHUNKS: usize = 4096;
+
+/// All slots. Numbers run through the size classes in the order given, and on through what is added.
 pub(crate) struct Arena {
-    chunks: Vec<Chunk>,
-    cells: Vec<Cell>,
+    /// Filled from the front; a chunk once there stays, so that slots are found without a lock.
+    chunks: Vec<OnceLock<Chunk>>,
+    used: AtomicUsize,
+    /// Bytes of all slots at the beginning, from which the size of chunks follows.
+    total: u64,
 }
 
 /// Slots a chunk of a class holds: min(1 GiB, total/16) bytes, but at least 8 slots.
@@ -53,12 +59,13 @@ impl Arena {
             (bytes as u64).checked_mul(count as u64).and_then(|b| sum.checked_add(b))
         });
         let total = total.ok_or_else(|| StoreError::Config("expert slots exceed 2^64 bytes".into()))?;
-        let mut arena = Arena { chunks: Vec::new(), cells: Vec::new() };
+        let chunks = std::iter::repeat_with(OnceLock::new).take(MOST_CHUNKS).collect();
+        let arena = Arena { chunks, used: AtomicUsize::new(0), total };
         for &(slot_bytes, count) in classes {
             if slot_bytes == 0 || !(slot_bytes as u64).is_multiple_of(PAGE) {
                 return Err(StoreError::Internal(format!("a slot of {slot_bytes} bytes is not whole pages")));
             }
-            let per_chunk = usize::try_from(chunk_slots(slot_bytes as u64, total)).unwrap_or(usize::MAX);
+            let per_chunk = arena.chunk_slots(slot_bytes);
             let mut left = count;
             while left > 0 {
                 let slots = left.min(per_chunk);
@@ -69,37 +76,61 @@ impl Arena {
         Ok(arena)
     }
 
-    fn add_chunk(&mut self, slot_bytes: usize, slots: usize) -> Result<(), StoreError> {
+    /// Slots that a chunk of such slots holds.
+    pub(crate) fn chunk_slots(&self, slot_bytes: usize) -> usize {
+        usize::try_from(chunk_slots(slot_bytes as u64, self.total)).unwrap_or(usize::MAX)
+    }
+
+    /// Maps `slots` more slots, numbered after the last one. One caller at a time.
+    pub(crate) fn add_chunk(&self, slot_bytes: usize, slots: usize) -> Result<(), StoreError> {
         let too_big =
             || StoreError::Config(format!("{slots} slots of {slot_bytes} bytes do not fit an address space"));
         let len = slot_bytes.checked_mul(slots).ok_or_else(too_big)?;
+        let number = self.used.load(Ordering::Acquire);
+        let place = self.chunks.get(number).ok_or_else(too_big)?;
+        let last = number.checked_sub(1).and_then(|last| self.chunks[last].get());
+        let first = last.map_or(0, |last| last.first as usize + last.states.len());
+        let end = first.checked_add(slots).and_then(|end| u32::try_from(end).ok());
         let map = MmapOptions::new()
             .len(len)
             .no_reserve_swap()
             .map_anon()
             .map_err(|e| StoreError::Map { bytes: len as u64, source: Arc::new(e) })?;
-        let chunk = u32::try_from(self.chunks.len()).map_err(|_| too_big())?;
-        self.chunks.push(Chunk { map: MmapRaw::from(map), slot_bytes });
-        let cell = |index| Cell { chunk, offset: index * slot_bytes, state: AtomicU64::new(0) };
-        self.cells.extend((0..slots).map(cell));
+        let states = std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect();
+        end.ok_or_else(too_big)?;
+        let chunk = Chunk { first: first as u32, map: MmapRaw::from(map), slot_bytes, states };
+        place.set(chunk).map_err(|_| StoreError::Internal("two callers add slots at a time".into()))?;
+        self.used.store(number + 1, Ordering::Release);
         Ok(())
     }
 
     /// Number of mappings made.
     pub(crate) fn mappings(&self) -> usize {
-        self.chunks.len()
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// A slot's chunk and its index there.
+    fn locate(&self, slot: u32) -> (&Chunk, usize) {
+        let after = |chunk: &OnceLock<Chunk>| chunk.get().is_some_and(|chunk| chunk.first <= slot);
+        let number = self.chunks[..self.mappings()].partition_point(after) - 1;
+        let chunk = self.chunks[number].get().expect("chunks below `used` are set");
+        (chunk, (slot - chunk.first) as usize)
+    }
+
+    fn state(&self, slot: u32) -> &AtomicU64 {
+        let (chunk, index) = self.locate(slot);
+        &chunk.states[index]
     }
 
     fn place(&self, slot: u32) -> (*mut u8, usize) {
-        let cell = &self.cells[slot as usize];
-        let chunk = &self.chunks[cell.chunk as usize];
-        // `wrapping_add` needs no proof here; offset + slot_bytes <= map length by `add_chunk`.
-        (chunk.map.as_mut_ptr().wrapping_add(cell.offset), chunk.slot_bytes)
+        let (chunk, index) = self.locate(slot);
+        // `wrapping_add` needs no proof here; the slots fill the mapping by `add_chunk`.
+        (chunk.map.as_mut_ptr().wrapping_add(index * chunk.slot_bytes), chunk.slot_bytes)
     }
 
     /// Exclusive access, under a new generation; `None` while anyone reads or writes the slot.
     pub(crate) fn begin_write(self: &Arc<Self>, slot: u32) -> Option<SlotWrite> {
-        let state = &self.cells[slot as usize].state;
+        let state = self.state(slot);
         let seen = state.load(Ordering::Relaxed);
         if seen & (WRITING | READERS) != 0 {
             return None;
@@ -117,7 +148,7 @@ impl Arena {
             let free = seen & READERS != READERS;
             (seen & (WRITING | GENERATION) == generation && free).then(|| seen + 1)
         };
-        let state = &self.cells[slot as usize].state;
+        let state = self.state(slot);
         let pinned = state.fetch_update(Ordering::Acquire, Ordering::Relaxed, add);
         pinned.ok().map(|_| SlotRead { arena: Arc::clone(self), slot })
     }
@@ -138,9 +169,8 @@ impl SlotWrite {
 
     /// Gives the slot's pages back to the system; it reads as zeros then. Returns the bytes.
     pub(crate) fn give_back(self) -> std::io::Result<u64> {
-        let cell = &self.arena.cells[self.slot as usize];
-        let chunk = &self.arena.chunks[cell.chunk as usize];
-        let (offset, len) = (cell.offset, chunk.slot_bytes);
+        let (chunk, index) = self.arena.locate(self.slot);
+        let (offset, len) = (index * chunk.slot_bytes, chunk.slot_bytes);
         // SAFETY: the range is one slot of a private anonymous mapping, to which `self` has exclusive
         // access; dropping its pages turns it into zeros, which is a valid value of bytes.
         unsafe { chunk.map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len)? };
@@ -247,7 +277,7 @@ impl DerefMut for SlotPiece {
 impl Drop for SlotWrite {
     fn drop(&mut self) {
         // Release: readers that pin this generation see the bytes.
-        self.arena.cells[self.slot as usize].state.fetch_and(!WRITING, Ordering::Release);
+        self.arena.state(self.slot).fetch_and(!WRITING, Ordering::Release);
     }
 }
 
@@ -270,7 +300,7 @@ impl Deref for SlotRead {
 impl Drop for SlotRead {
     fn drop(&mut self) {
         // Release: a later writer's Acquire orders its writes after our reads.
-        self.arena.cells[self.slot as usize].state.fetch_sub(1, Ordering::Release);
+        self.arena.state(self.slot).fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -343,10 +373,24 @@ mod tests {
     #[test]
     fn twenty_thousand_slots_are_few_mappings() {
         let arena = Arena::new(&[(4096, 15_000), (12_288, 5_000)]).unwrap();
-        assert_eq!(arena.cells.len(), 20_000);
+        assert_eq!(arena.locate(19_999).1 + arena.locate(19_999).0.first as usize, 19_999);
         assert!(arena.mappings() <= 20, "{} mappings", arena.mappings());
         assert_eq!(chunk_slots(21 << 20, 400 << 30), 48, "a gibibyte at most");
         assert_eq!(chunk_slots(21 << 20, 1 << 30), 8, "eight slots at least");
+    }
+
+    #[test]
+    fn what_is_added_is_numbered_on_and_moves_nothing() {
+        let arena = Arc::new(Arena::new(&[(4096, 2)]).unwrap());
+        let mut write = arena.begin_write(1).unwrap();
+        write[0] = 7;
+        let (generation, before) = (write.generation(), arena.place(1));
+        drop(write);
+        let held = arena.begin_read(1, generation).unwrap();
+        arena.add_chunk(8192, 3).unwrap();
+        assert_eq!((arena.place(1), held[0], arena.mappings()), (before, 7, 2));
+        assert_eq!(arena.begin_write(4).unwrap().len(), 8192);
+        assert_eq!(arena.begin_write(0).unwrap().len(), 4096);
     }
 
     #[test]

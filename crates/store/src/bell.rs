@@ -1,6 +1,8 @@
 //! What loaders sleep on, so that nothing rung while they look for work is lost.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
+
+use crate::sync::{Condvar, Mutex};
 
 /// A counter of rings. Whoever waits names the last count it knows.
 #[derive(Default)]

@@ -19,6 +19,10 @@ pub mod term {
     pub const CACHED: &str = "cached";
     /// Slots of experts on their way.
     pub const IN_FLIGHT: &str = "in_flight";
+    /// Slots of experts that stay since earlier runs used them most.
+    pub const PINNED: &str = "pinned";
+    /// Slots of experts that are loaded ahead of demand.
+    pub const STAGED: &str = "staged";
     /// The program itself, as measured before anything was loaded.
     pub const PROGRAM: &str = "program";
 }
@@ -63,6 +67,8 @@ pub struct Wanted {
     pub in_flight: Option<usize>,
     /// Loader threads, from which the default of `in_flight` follows.
     pub loaders: usize,
+    /// Staged slots a size class, as far as memory allows.
+    pub staging: usize,
 }
 
 /// What fits.
@@ -72,6 +78,8 @@ pub struct Fit {
     pub cap: usize,
     /// In-flight slots a size class.
     pub in_flight: usize,
+    /// Staged slots a size class; none where every expert can be cached.
+    pub staging: usize,
 }
 
 /// A budget that cannot be met. Demands are refused, never clamped.
@@ -144,9 +152,9 @@ fn too_small(slot: u64, budget: &Budget) -> String {
     )
 }
 
-/// Kept free of a default limit: a tenth, 512 MiB at most.
-fn reserve(headroom: u64) -> u64 {
-    (headroom / 10).min(512 * MIB)
+/// The limit where none is demanded: what there is, less a tenth or 512 MiB.
+pub(crate) fn usual_limit(headroom: u64) -> u64 {
+    headroom - (headroom / 10).min(512 * MIB)
 }
 
 impl Budget {
@@ -174,7 +182,7 @@ impl Budget {
             Some((group, room)) if room == headroom => LimitSource::Cgroup(group.path.clone()),
             _ => LimitSource::Memory,
         };
-        Ok(Budget { limit: headroom - reserve(headroom), source, terms: Vec::new() })
+        Ok(Budget { limit: usual_limit(headroom), source, terms: Vec::new() })
     }
 
     /// Adds a charge; zero is printed too.
@@ -205,7 +213,7 @@ impl Budget {
         let rest = match self.rest() {
             Some(rest) if slot <= rest => rest,
             _ => {
-                let budget = self.with(geometry, Fit { cap: 0, in_flight: 1 });
+                let budget = self.with(geometry, Fit { cap: 0, in_flight: 1, staging: 0 });
                 return Err(BudgetError::TooSmall { slot, budget });
             }
         };
@@ -213,14 +221,18 @@ impl Budget {
             Err(BudgetError::DoesNotFit { setting, value, budget: self.with(geometry, fit) })
         };
         if let Some(n) = wanted.in_flight.filter(|&n| n == 0 || geometry.in_flight_bytes(n) > rest) {
-            return does_not_fit("in_flight", n, Fit { cap: wanted.cap.unwrap_or(0), in_flight: n });
+            return does_not_fit(
+                "in_flight",
+                n,
+                Fit { cap: wanted.cap.unwrap_or(0), in_flight: n, staging: 0 },
+            );
         }
         let demanded = geometry.cached_bytes(wanted.cap.unwrap_or(0));
         let least = wanted.in_flight.unwrap_or(1);
         if let Some(cap) = wanted.cap
             && demanded.saturating_add(geometry.in_flight_bytes(least)) > rest
         {
-            return does_not_fit("cap", cap, Fit { cap, in_flight: least });
+            return does_not_fit("cap", cap, Fit { cap, in_flight: least, staging: 0 });
         }
         let usual = StoreConfig::default_in_flight(wanted.loaders);
         let in_flight = wanted.in_flight.unwrap_or_else(|| {
@@ -228,18 +240,47 @@ impl Budget {
             usual.min(usize::try_from(free / slot.max(1)).unwrap_or(usize::MAX)).max(1)
         });
         let left = rest - geometry.in_flight_bytes(in_flight);
+        let staging = staging(geometry, wanted, left - demanded);
+        let left = left - geometry.in_flight_bytes(staging);
         let cap = wanted.cap.unwrap_or_else(|| largest_cap(geometry, left));
-        let fit = Fit { cap, in_flight };
+        let fit = Fit { cap, in_flight, staging };
         *self = self.with(geometry, fit);
         Ok(fit)
+    }
+
+    /// Charges `bytes` of pinned slots. A fitted cache makes room for them, so that its cap falls; a demanded
+    /// one (`asked`) does not.
+    pub fn pin(&mut self, geometry: &Geometry, fit: &mut Fit, asked: bool, bytes: u64) {
+        self.terms.retain(|term| term.name != term::CACHED);
+        self.charge(term::PINNED, bytes);
+        if !asked {
+            fit.cap = largest_cap(geometry, self.rest().unwrap_or(0));
+        }
+        self.charge(term::CACHED, geometry.cached_bytes(fit.cap));
     }
 
     fn with(&self, geometry: &Geometry, fit: Fit) -> Budget {
         let mut budget = self.clone();
         budget.charge(term::IN_FLIGHT, geometry.in_flight_bytes(fit.in_flight));
+        budget.charge(term::STAGED, geometry.in_flight_bytes(fit.staging));
         budget.charge(term::CACHED, geometry.cached_bytes(fit.cap));
         budget
     }
+}
+
+/// Staged slots out of `free` bytes: a demanded cap leaves all of them, a fitted one a sixteenth. Where every
+/// expert can be cached there is nothing to expect.
+fn staging(geometry: &Geometry, wanted: Wanted, free: u64) -> usize {
+    let all = geometry.most_experts();
+    let (complete, share) = match wanted.cap {
+        Some(cap) => (cap >= all, free),
+        None => (geometry.cached_bytes(all) <= free, free / 16),
+    };
+    if complete {
+        return 0;
+    }
+    let slot = geometry.in_flight_bytes(1).max(1);
+    wanted.staging.min(usize::try_from(share / slot).unwrap_or(usize::MAX))
 }
 
 /// The largest cap whose slots take at most `left` bytes; bytes grow with the cap.
@@ -337,27 +378,62 @@ mod tests {
         budget
     }
 
-    const FITTED: Wanted = Wanted { cap: None, in_flight: None, loaders: 2 };
+    const FITTED: Wanted = Wanted { cap: None, in_flight: None, loaders: 2, staging: 0 };
 
     #[test]
     fn the_default_cap_takes_what_the_other_terms_leave() {
         // 3 layers × 8 experts × 2 MiB; 8 in flight = 16 MiB; 6 MiB a cap.
         let g = geometry(&[(8, 2 * MIB); 3]);
         let mut budget = charged(115 * MIB + 16 * MIB + 3 * 6 * MIB + 5 * MIB);
-        assert_eq!(budget.fit_cap(&g, FITTED), Ok(Fit { cap: 3, in_flight: 8 }));
+        assert_eq!(budget.fit_cap(&g, FITTED), Ok(Fit { cap: 3, in_flight: 8, staging: 0 }));
         assert_eq!(budget.rest(), Some(5 * MIB));
         let golden = "\
 program                    5.0 MiB
 dense                    100.0 MiB
 kv                        10.0 MiB
 in_flight                 16.0 MiB
+staged                     0.0 MiB
 cached                    18.0 MiB
 sum                      149.0 MiB
 limit                    154.0 MiB  (demanded)
 left                       5.0 MiB";
         assert_eq!(budget.to_string(), golden);
         let mut vast = charged(1 << 30);
-        assert_eq!(vast.fit_cap(&g, FITTED), Ok(Fit { cap: 8, in_flight: 8 }), "no more than there are");
+        assert_eq!(
+            vast.fit_cap(&g, FITTED),
+            Ok(Fit { cap: 8, in_flight: 8, staging: 0 }),
+            "no more than there are"
+        );
+    }
+
+    #[test]
+    fn staged_slots_take_what_is_to_spare_and_none_where_all_experts_fit() {
+        let g = geometry(&[(64, 2 * MIB); 3]);
+        let fit = |limit, cap| {
+            let wanted = Wanted { cap, staging: 8, ..FITTED };
+            charged(limit).fit_cap(&g, wanted).unwrap()
+        };
+        // 131 MiB are other terms and in flight; a sixteenth of 96 MiB is three slots.
+        let fitted = fit((131 + 96) * MIB, None);
+        assert_eq!((fitted.staging, fitted.cap), (3, 15));
+        assert_eq!(fit((131 + 10 * 6 + 6) * MIB, Some(10)).staging, 3, "what a demanded cap leaves");
+        assert_eq!(fit((131 + 10 * 6) * MIB, Some(10)).staging, 0);
+        assert_eq!(fit(1 << 40, None).staging, 0);
+        assert_eq!(fit(1 << 40, Some(64)).staging, 0);
+    }
+
+    #[test]
+    fn pins_come_out_of_a_fitted_cache_and_beside_a_demanded_one() {
+        let g = geometry(&[(64, 2 * MIB); 3]);
+        let mut budget = charged((131 + 60) * MIB);
+        let mut fit = budget.fit_cap(&g, FITTED).unwrap();
+        assert_eq!(fit.cap, 10);
+        budget.pin(&g, &mut fit, false, 20 * MIB);
+        assert_eq!((fit.cap, budget.rest()), (6, Some(4 * MIB)));
+        let mut budget = charged((131 + 60) * MIB);
+        let mut fit = budget.fit_cap(&g, Wanted { cap: Some(5), ..FITTED }).unwrap();
+        budget.pin(&g, &mut fit, true, 20 * MIB);
+        assert_eq!((fit.cap, budget.rest()), (5, Some(10 * MIB)));
     }
 
     #[test]
@@ -372,16 +448,22 @@ left                       5.0 MiB";
         }
         assert!(charged(100 * MIB).fit_cap(&g, FITTED).is_err(), "other terms alone are over the limit");
         let mut least = charged(121 * MIB);
-        assert_eq!(least.fit_cap(&g, FITTED), Ok(Fit { cap: 0, in_flight: 1 }));
+        assert_eq!(least.fit_cap(&g, FITTED), Ok(Fit { cap: 0, in_flight: 1, staging: 0 }));
     }
 
     #[test]
     fn demands_are_met_or_refused_never_clamped() {
         let g = geometry(&[(8, 2 * MIB); 3]);
-        let demand = |cap, in_flight| charged(150 * MIB).fit_cap(&g, Wanted { cap, in_flight, loaders: 2 });
-        assert_eq!(demand(Some(0), None), Ok(Fit { cap: 0, in_flight: 8 }));
-        assert_eq!(demand(Some(5), None), Ok(Fit { cap: 5, in_flight: 2 }), "the default gives way");
-        assert_eq!(demand(None, Some(2)), Ok(Fit { cap: 5, in_flight: 2 }));
+        let demand = |cap, in_flight| {
+            charged(150 * MIB).fit_cap(&g, Wanted { cap, in_flight, loaders: 2, staging: 0 })
+        };
+        assert_eq!(demand(Some(0), None), Ok(Fit { cap: 0, in_flight: 8, staging: 0 }));
+        assert_eq!(
+            demand(Some(5), None),
+            Ok(Fit { cap: 5, in_flight: 2, staging: 0 }),
+            "the default gives way"
+        );
+        assert_eq!(demand(None, Some(2)), Ok(Fit { cap: 5, in_flight: 2, staging: 0 }));
         let refused = |fit: Result<Fit, BudgetError>| match fit {
             Err(BudgetError::DoesNotFit { setting, value, budget }) => (setting, value, budget.rest()),
             other => panic!("{other:?}"),

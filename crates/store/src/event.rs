@@ -26,18 +26,46 @@ pub enum EvictReason {
     Memory,
 }
 
+/// Where an expert in memory counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// On its way to a fetch, or leased and not kept.
+    InFlight,
+    /// Kept for good, for it was used most in earlier runs.
+    Pinned,
+    /// Kept until the policy chooses it as a victim.
+    Cached,
+    /// Loaded since it was expected to be asked for.
+    Staged,
+}
+
+/// What a load is for; the first goes before the second, that before the third.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadRank {
+    /// A fetch waits for it.
+    Demand,
+    /// It is expected to be asked for soon.
+    Speculation,
+    /// It belongs in a pinned slot.
+    Pin,
+}
+
 /// Something that happened in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreEvent {
-    /// A fetch looked its experts up; `lookups == cached + misses`.
+    /// A fetch looked its experts up; `lookups == pinned + cached + staged + misses`.
     Lookup {
         /// Layer.
         layer: u32,
         /// Distinct experts asked for.
         lookups: u32,
-        /// Of these, in memory.
+        /// Of these, in pinned slots, or on their way there unasked.
+        pinned: u32,
+        /// Of these, in memory otherwise.
         cached: u32,
+        /// Of these, in staged slots, or on their way there before they were asked for.
+        staged: u32,
         /// Of these, not in memory.
         misses: u32,
         /// Of the misses, those that another fetch was loading already (they cause no read).
@@ -71,8 +99,28 @@ pub enum StoreEvent {
         calls: u32,
         /// Time in read calls.
         service: Duration,
+        /// What it was loaded for when that began.
+        rank: LoadRank,
         /// Whether the expert arrived whole.
         ok: bool,
+    },
+    /// An expert was asked for that had been loaded, or begun to load, because it was expected.
+    SpeculationUsed {
+        /// Layer.
+        layer: u32,
+        /// Expert.
+        expert: u32,
+        /// Bytes that its load read.
+        bytes: u64,
+    },
+    /// An expert left its staged slot without having been asked for.
+    SpeculationDiscarded {
+        /// Layer.
+        layer: u32,
+        /// Expert.
+        expert: u32,
+        /// Bytes that its load read.
+        bytes: u64,
     },
     /// A queued load was dropped before it began, since no fetch wants it any more.
     LoadCancelled {
@@ -90,7 +138,7 @@ pub enum StoreEvent {
         /// Why.
         reason: EvictReason,
     },
-    /// An expert's checksum was verified (once per expert and store).
+    /// An expert's checksum was verified: once an expert and store, or at every load from several drives.
     Verified {
         /// Layer.
         layer: u32,
@@ -103,6 +151,15 @@ pub enum StoreEvent {
         bytes: u64,
         /// Bytes that remain over the limit and are not the store's to give.
         short: u64,
+        /// Smallest cap of a layer from now on.
+        min_cap: usize,
+        /// Largest cap of a layer from now on.
+        max_cap: usize,
+    },
+    /// There is more room than before: the cache grew.
+    Grown {
+        /// Bytes that it may take more.
+        bytes: u64,
         /// Smallest cap of a layer from now on.
         min_cap: usize,
         /// Largest cap of a layer from now on.

@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
-use crate::event::StoreEvent;
+use crate::event::{StoreEvent, Tier};
 use crate::lease::Lease;
-use crate::policy::ExpertId;
+use crate::policy::{ExpertId, Replacement, Share};
 use crate::store::{ExpertStore, Shared, State};
+use crate::sync::{AtomicUsize, Ordering};
 use crate::table::{Found, Outcome};
 
 /// An expert that the fetch has a hold on.
@@ -42,14 +42,72 @@ enum Gathered {
     Nothing(StoreError),
 }
 
+/// What the look-ups of a fetch found.
+#[derive(Default)]
+struct Counts {
+    pinned: u32,
+    cached: u32,
+    staged: u32,
+    misses: u32,
+    joined: u32,
+}
+
+impl Counts {
+    fn hit(&mut self, tier: Tier) {
+        match tier {
+            Tier::Pinned => self.pinned += 1,
+            Tier::Staged => self.staged += 1,
+            Tier::Cached | Tier::InFlight => self.cached += 1,
+        }
+    }
+}
+
 impl ExpertStore {
     /// Looks up `experts` of `layer`, distinct and ascending, and begins to load those that are missing.
     ///
-    /// Each expert counts as one look-up: a hit when its bytes are in memory, a miss otherwise.
+    /// Each expert counts as one look-up: a hit when its bytes are in memory, or on their way before anyone
+    /// asked, and a miss otherwise. To the replacement policy this is one token that uses all of them alike.
     ///
     /// # Errors
     /// [`StoreError::NoSuchLayer`], [`StoreError::NoSuchExpert`], [`StoreError::Order`].
     pub fn fetch(&self, layer: u32, experts: &[u32]) -> Result<Fetch<'_>, StoreError> {
+        self.begin(layer, experts, |index, policy| {
+            policy.step(index);
+            for &expert in experts {
+                policy.requested(ExpertId { layer: index, expert }, Share::EVEN);
+            }
+        })
+    }
+
+    /// As [`ExpertStore::fetch`], for `rows` of a step: each row's experts with their router weights. All that
+    /// rows use must be among `experts`. The replacement policy hears of the rows one by one.
+    ///
+    /// # Errors
+    /// As [`ExpertStore::fetch`].
+    pub fn fetch_rows(
+        &self,
+        layer: u32,
+        experts: &[u32],
+        rows: &[Vec<(u32, f32)>],
+    ) -> Result<Fetch<'_>, StoreError> {
+        self.begin(layer, experts, |index, policy| {
+            for row in rows {
+                let sum: f32 = row.iter().map(|&(_, weight)| weight).sum();
+                policy.step(index);
+                for &(expert, weight) in row.iter().filter(|(e, _)| experts.binary_search(e).is_ok()) {
+                    let share = Share::of(weight, sum, row.len());
+                    policy.requested(ExpertId { layer: index, expert }, share);
+                }
+            }
+        })
+    }
+
+    fn begin(
+        &self,
+        layer: u32,
+        experts: &[u32],
+        tell: impl FnOnce(u32, &mut dyn Replacement),
+    ) -> Result<Fetch<'_>, StoreError> {
         let shared = self.shared();
         let index = shared.layer_index(layer)?;
         let count = shared.layers[index as usize].experts.len();
@@ -67,25 +125,60 @@ impl ExpertStore {
             unissued: VecDeque::new(),
             leased: Arc::default(),
         };
+        let mut events = Vec::new();
+        let mut counts = Counts::default();
         let mut state = shared.lock();
-        state.table.begin_step(index, experts);
+        tell(index, state.table.policy());
+        state.table.drop_others(index, |expert| experts.binary_search(&expert).is_ok());
         for (position, &expert) in experts.iter().enumerate() {
-            match state.table.look_up(ExpertId { layer: index, expert }) {
-                Found::Ready(slot) => fetch.hits.push(Held { position, expert, slot }),
-                Found::Coming(slot) => fetch.coming.push(Held { position, expert, slot }),
-                Found::Missing => fetch.unissued.push_back((position, expert)),
-            }
+            let found = state.table.look_up(ExpertId { layer: index, expert }, &mut events);
+            fetch.take(found, position, expert, &mut counts);
         }
-        let (cached, joined) = (fetch.hits.len() as u32, fetch.coming.len() as u32);
-        fetch.issue(&mut state);
+        let queued = fetch.issue(&mut state, &mut events);
         drop(state);
+        shared.wake_loaders(queued);
         let lookups = experts.len() as u32;
-        shared.emit(&StoreEvent::Lookup { layer, lookups, cached, misses: lookups - cached, joined });
+        let Counts { pinned, cached, staged, misses, joined } = counts;
+        events.push(StoreEvent::Lookup { layer, lookups, pinned, cached, staged, misses, joined });
+        events.iter().for_each(|event| shared.emit(event));
         Ok(fetch)
     }
 }
 
 impl Fetch<'_> {
+    /// Files what a look-up found.
+    fn take(&mut self, found: Found, position: usize, expert: u32, counts: &mut Counts) {
+        let held = |slot| Held { position, expert, slot };
+        match found {
+            Found::Ready(slot, tier) => {
+                counts.hit(tier);
+                self.hits.push(held(slot));
+            }
+            Found::Late(slot, tier) => {
+                counts.hit(tier);
+                self.coming.push(held(slot));
+            }
+            Found::Joined(slot) => {
+                counts.misses += 1;
+                counts.joined += 1;
+                self.coming.push(held(slot));
+            }
+            Found::Promoted(slot) => {
+                counts.misses += 1;
+                self.coming.push(held(slot));
+            }
+            Found::Missing => {
+                counts.misses += 1;
+                self.unissued.push_back((position, expert));
+            }
+        }
+    }
+
+    /// Experts that are not in memory yet.
+    pub fn pending(&self) -> usize {
+        self.coming.len() + self.unissued.len()
+    }
+
     /// The next experts, as (position in the fetch's list, lease): first all hits at once, then the misses
     /// in the order of their arrival, all that have landed and at least one; `None` when all are delivered.
     ///
@@ -128,18 +221,18 @@ impl Fetch<'_> {
         let mut lost = None;
         for (Held { position, expert, slot }, outcome) in held.into_iter().zip(outcomes) {
             let pinned = match outcome {
-                Outcome::Ready { generation, kept, .. } => {
-                    self.shared.arena.begin_read(slot, generation).map(|bytes| (bytes, kept))
+                Outcome::Ready { generation, tier, .. } => {
+                    self.shared.arena.begin_read(slot, generation).map(|bytes| (bytes, tier))
                 }
                 _ => None,
             };
-            let Some((bytes, kept)) = pinned else {
+            let Some((bytes, tier)) = pinned else {
                 // Cannot happen while the table counts holds rightly; the arena refuses all the same.
                 lost = Some(slot);
                 self.shared.release([slot]);
                 continue;
             };
-            let in_flight = (!kept).then(|| Arc::clone(&self.leased));
+            let in_flight = (tier == Tier::InFlight).then(|| Arc::clone(&self.leased));
             let id = ExpertId { layer: self.layer, expert };
             leases.push((position, Lease::new(Arc::clone(self.shared), slot, id, bytes, in_flight)));
         }
@@ -153,35 +246,49 @@ impl Fetch<'_> {
         self.shared.layers[self.layer as usize].layer
     }
 
-    /// Gives slots to misses as far as there are any.
-    fn issue(&mut self, state: &mut State) {
+    /// Gives slots to misses as far as there are any; how many loads were queued.
+    fn issue(&mut self, state: &mut State, events: &mut Vec<StoreEvent>) -> usize {
         let now = Instant::now();
+        let mut queued = 0;
         while let Some(&(position, expert)) = self.unissued.front() {
             let id = ExpertId { layer: self.layer, expert };
             // Another fetch may have begun to load it meanwhile.
-            let slot = match state.table.look_up(id) {
-                Found::Ready(slot) | Found::Coming(slot) => slot,
+            let slot = match state.table.look_up(id, events) {
+                Found::Ready(slot, _) | Found::Joined(slot) | Found::Late(slot, _) => slot,
+                Found::Promoted(slot) => {
+                    queued += 1;
+                    slot
+                }
                 Found::Missing => match state.table.start_load(id, now) {
                     Some(slot) => {
-                        self.shared.wake_loaders();
+                        queued += 1;
                         slot
                     }
-                    None => return,
+                    None => break,
                 },
             };
             self.unissued.pop_front();
             self.coming.push(Held { position, expert, slot });
         }
+        queued
     }
 
     /// Waits until something landed, failed, or patience ends; and the time spent waiting.
     fn gather(&mut self) -> (Gathered, Duration) {
+        let mut events = Vec::new();
+        let gathered = self.gather_telling(&mut events);
+        events.iter().for_each(|event| self.shared.emit(event));
+        gathered
+    }
+
+    fn gather_telling(&mut self, events: &mut Vec<StoreEvent>) -> (Gathered, Duration) {
         let began = Instant::now();
         let mut felt = Duration::ZERO;
         let shared = self.shared;
         let mut state = shared.lock();
         loop {
-            self.issue(&mut state);
+            let queued = self.issue(&mut state, events);
+            shared.wake_loaders(queued);
             if let Some(found) = self.arrived(&state) {
                 return (found, felt);
             }

@@ -1,12 +1,12 @@
 //! Leases: the only way to an expert's bytes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::arena::SlotRead;
 use crate::geometry::segments;
 use crate::policy::ExpertId;
 use crate::store::Shared;
+use crate::sync::{AtomicUsize, Ordering};
 
 /// Read access to one expert in memory. While it lives the slot is not evicted, moved or overwritten;
 /// dropping it returns the slot. Outlives the store.

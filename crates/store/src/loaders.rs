@@ -15,6 +15,9 @@ mod threads;
 mod uring;
 mod work;
 
+#[cfg(test)]
+mod tests;
+
 use work::Work;
 
 /// A running way to carry out reads, fed by [`Work`] until the store closes.

@@ -5,6 +5,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+mod pressure;
+
 /// One control group with a memory limit, the process's own or an ancestor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupLevel {
@@ -45,6 +47,19 @@ impl Machine {
         let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
         let cgroups = cgroup_levels(&own, &mounts, &read);
         Ok(Machine { total, available, own_anon: Machine::own_anon_now()?, cgroups })
+    }
+
+    /// Share of the last ten seconds, in percent, in which some of the processes that share this one's memory
+    /// limit waited for memory: of its control group (v2) where that is told, else of the machine.
+    /// `None` where the system keeps no such account.
+    pub fn memory_pressure() -> Option<f64> {
+        let read = |path: &Path| std::fs::read_to_string(path).ok();
+        let own = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+        let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
+        let groups = mounts.lines().filter_map(|line| hierarchy(line, &own));
+        let group = groups.filter(|h| h.version == Version::V2).map(|h| h.own.join("memory.pressure"));
+        let files = group.chain([PathBuf::from("/proc/pressure/memory")]);
+        files.into_iter().find_map(|file| pressure::some_avg10(&read(&file)?))
     }
 
     /// This process's anonymous memory now, for [`crate::ExpertStore::enforce`].

@@ -89,6 +89,8 @@ pub trait Replacement: Send {
     fn touched(&mut self, scope: u32, slot: u32);
     /// `slot` is no longer kept (evicted; possibly not by this policy's choice).
     fn removed(&mut self, scope: u32, slot: u32);
+    /// There are `slots` slots now, more than before.
+    fn grow(&mut self, slots: usize);
     /// The slot to evict next, among those that `evictable` allows. It is not removed yet.
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32>;
 }

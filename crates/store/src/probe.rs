@@ -16,7 +16,7 @@ use crate::error::StoreError;
 use crate::geometry::LayerExperts;
 use crate::io::{ExpertReader, FileReader, RunFault, Traffic, read_run};
 
-mod evict;
+pub(crate) mod evict;
 #[cfg(target_os = "linux")]
 mod uring;
 

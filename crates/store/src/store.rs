@@ -1,19 +1,17 @@
-//! The expert store: opening, settings, and what its threads share.
+//! The expert store: settings and opening.
 //!
 //! **Locks.** One mutex guards the slot table; under it nothing is read, no observer is called and no
 //! other lock is taken. The arena's atomic words come below it: they may be touched with or without the
 //! mutex. A condition variable belongs to it: `done` (fetches wait for arrivals and freed slots). Loaders
 //! sleep on the bell, whose own lock is taken last.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metaltail_container::{ExpertPlace, Extent};
 
 use crate::arena::Arena;
-use crate::bell::Bell;
 use crate::error::StoreError;
 use crate::event::{Observer, StoreEvent};
 use crate::geometry::{Geometry, LayerExperts};
@@ -23,15 +21,19 @@ use crate::io::{
 use crate::loaders::{Carriage, Loaders};
 use crate::machine::Machine;
 use crate::policy::{ExpertId, PolicyKind, PolicyShape};
-use crate::table::{Job, Keep, Table};
+use crate::sync::Mutex;
+use crate::table::{Limits, Table};
+
+mod resize;
+mod shared;
+
+pub(crate) use shared::{Shared, State};
 
 /// Settings of a store. `StoreConfig { cap, ..StoreConfig::default() }` is the usual way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
     /// Slots kept a layer; 0 keeps none.
     pub cap: usize,
-    /// Experts that stay for good, as (layer number, expert), hottest first.
-    pub pinned: Vec<(u32, u32)>,
     /// Which kept expert makes room for another.
     pub policy: PolicyKind,
     /// Whether layers whose experts are of one size share their slots, `cap` being the mean. A policy that
@@ -48,7 +50,14 @@ pub struct StoreConfig {
     pub chunk_bytes: Option<u64>,
     /// Slots for experts on their way or leased and not kept, for each size class; at least 1.
     pub in_flight: usize,
-    /// Whether an expert's checksum, where the container has one, is verified at its first load.
+    /// Slots for experts that are loaded since they are expected, for each size class; see
+    /// [`ExpertStore::expect`].
+    pub staging: usize,
+    /// Experts that get slots of their own and never leave them, as (layer, expert), most used first. They are
+    /// loaded while nobody waits for others.
+    pub pinned: Vec<(u32, u32)>,
+    /// Whether an expert's checksum, where the container has one, is verified: at its first load, and at every
+    /// one where several drives have it.
     pub checksums: bool,
     /// Longest wait for an expert before the fetch reports a stall.
     pub patience: Duration,
@@ -73,7 +82,6 @@ impl Default for StoreConfig {
         let loaders = StoreConfig::default_loaders();
         StoreConfig {
             cap: 0,
-            pinned: Vec::new(),
             policy: PolicyKind::default(),
             pool: false,
             loaders,
@@ -81,113 +89,11 @@ impl Default for StoreConfig {
             io: Io::Auto,
             chunk_bytes: None,
             in_flight: StoreConfig::default_in_flight(loaders),
+            staging: 0,
+            pinned: Vec::new(),
             checksums: true,
             patience: Duration::from_secs(60),
         }
-    }
-}
-
-/// What the mutex guards.
-pub(crate) struct State {
-    pub(crate) table: Table,
-    /// Experts whose checksum was seen to be right.
-    verified: Vec<Vec<bool>>,
-    stopping: bool,
-}
-
-/// What store, fetches, leases and loaders share.
-pub(crate) struct Shared {
-    pub(crate) arena: Arc<Arena>,
-    pub(crate) layers: Vec<LayerExperts>,
-    pub(crate) drives: Drives,
-    pub(crate) bell: Bell,
-    pub(crate) patience: Duration,
-    numbers: HashMap<u32, u32>,
-    state: Mutex<State>,
-    done: Condvar,
-    observer: Arc<dyn Observer>,
-    checksums: bool,
-}
-
-impl Shared {
-    /// No code under this lock can leave the table half changed, so a poisoned lock is taken as it is.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn wait_for_change<'g>(
-        &self,
-        state: MutexGuard<'g, State>,
-        limit: Duration,
-    ) -> MutexGuard<'g, State> {
-        self.done.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    pub(crate) fn emit(&self, event: &StoreEvent) {
-        self.observer.on(event);
-    }
-
-    pub(crate) fn place(&self, id: ExpertId) -> &ExpertPlace {
-        &self.layers[id.layer as usize].experts[id.expert as usize]
-    }
-
-    pub(crate) fn layer_index(&self, layer: u32) -> Result<u32, StoreError> {
-        self.numbers.get(&layer).copied().ok_or(StoreError::NoSuchLayer { layer })
-    }
-
-    /// Drops holds, then tells waiting fetches and the observer.
-    pub(crate) fn release(&self, slots: impl IntoIterator<Item = u32>) {
-        let mut events = Vec::new();
-        let mut freed = false;
-        let mut state = self.lock();
-        for slot in slots {
-            freed |= state.table.release(slot, &mut events);
-        }
-        drop(state);
-        if freed {
-            self.done.notify_all();
-        }
-        events.iter().for_each(|e| self.emit(e));
-    }
-
-    /// The next load, if one waits.
-    pub(crate) fn try_next_job(&self) -> Option<Job> {
-        self.lock().table.take_job()
-    }
-
-    /// Whether the store closes: no load begins any more.
-    pub(crate) fn stopping(&self) -> bool {
-        self.lock().stopping
-    }
-
-    /// Tells loaders that a load waits.
-    pub(crate) fn wake_loaders(&self) {
-        self.bell.ring();
-    }
-
-    /// Whether a load ahead of need is to be called off.
-    pub(crate) fn should_stop(&self, _job: &Job) -> bool {
-        false
-    }
-
-    pub(crate) fn complete(&self, slot: u32, result: Result<u64, StoreError>) {
-        let mut events = Vec::new();
-        self.lock().table.complete(slot, result, &mut events);
-        self.done.notify_all();
-        events.iter().for_each(|e| self.emit(e));
-    }
-
-    pub(crate) fn stop(&self) {
-        self.lock().stopping = true;
-        self.bell.ring_all();
-    }
-
-    pub(crate) fn needs_check(&self, id: ExpertId) -> bool {
-        self.checksums && !self.lock().verified[id.layer as usize][id.expert as usize]
-    }
-
-    pub(crate) fn checked(&self, id: ExpertId) {
-        self.lock().verified[id.layer as usize][id.expert as usize] = true;
     }
 }
 
@@ -195,6 +101,8 @@ impl Shared {
 pub struct ExpertStore {
     shared: Arc<Shared>,
     mode: IoMode,
+    /// Held while slots are added.
+    growing: Mutex<()>,
     /// Joined when the store closes.
     _loaders: Loaders,
 }
@@ -268,7 +176,7 @@ impl ExpertStore {
         ExpertStore::build(named.collect(), &[], mode, layers, config, observer)
     }
 
-    fn build(
+    pub(crate) fn build(
         drives: Vec<(PathBuf, Box<dyn ExpertReader>)>,
         rates: &[Option<f64>],
         mode: IoMode,
@@ -286,48 +194,32 @@ impl ExpertStore {
         }
         let drives = Drives::new(drives, rates);
         check_files(&drives, &layers)?;
-        let too_many = || {
-            StoreError::Config(format!(
-                "cap {} and {} in flight are too many slots",
-                config.cap, config.in_flight
-            ))
+        let limits = Limits {
+            cap: config.cap,
+            pool: config.pool,
+            in_flight: config.in_flight,
+            staging: config.staging,
+            pinned: pinned(&config.pinned, &layers)?,
         };
-        let slots = geometry.kept_slots(config.cap);
-        let slots: Option<Vec<usize>> = slots.into_iter().map(|n| n.checked_add(config.in_flight)).collect();
-        let slots = slots.ok_or_else(too_many)?;
-        let total =
-            slots.iter().try_fold(0u32, |sum, &n| u32::try_from(n).ok().and_then(|n| sum.checked_add(n)));
-        let total = total.filter(|&n| n < u32::MAX).ok_or_else(too_many)? as usize;
+        let (slots, total) = count_slots(&geometry, &limits)?;
         let mut classes = Vec::with_capacity(slots.len());
         for (&bytes, &count) in geometry.classes.iter().zip(&slots) {
-            classes.push((usize::try_from(bytes).map_err(|_| too_many())?, count));
+            classes.push((usize::try_from(bytes).map_err(|_| too_many(&limits))?, count));
         }
         let arena = Arc::new(Arena::new(&classes)?);
-        let numbers: Vec<u32> = layers.iter().map(|l| l.layer).collect();
-        let keep = Keep { cap: config.cap, pool: config.pool };
         let shape = PolicyShape {
-            scopes: keep.scopes(&geometry),
+            scopes: limits.scopes(&geometry),
             slots: total,
             experts: layers.iter().map(|l| l.experts.len()).collect(),
         };
-        let policy = config.policy.build(&shape);
-        let table = Table::new(&geometry, &numbers, &slots, keep, config.in_flight, policy);
-        let verified = layers.iter().map(|l| vec![false; l.experts.len()]).collect();
-        let shared = Arc::new(Shared {
-            arena,
-            drives,
-            bell: Bell::default(),
-            patience: config.patience,
-            numbers: numbers.into_iter().zip(0..).collect(),
-            layers,
-            state: Mutex::new(State { table, verified, stopping: false }),
-            done: Condvar::new(),
-            observer,
-            checksums: config.checksums,
-        });
+        let numbers: Vec<u32> = layers.iter().map(|l| l.layer).collect();
+        let table = Table::new(&geometry, &numbers, &slots, &limits, config.policy.build(&shape));
+        let settings = (config.patience, config.checksums);
+        let shared = Arc::new(Shared::new(arena, drives, layers, table, observer, settings));
         let carriage = Carriage { uring: mode.uring, loaders: config.loaders, chunk: config.chunk_bytes };
         let _loaders = Loaders::start(&shared, carriage)?;
-        Ok(ExpertStore { shared, mode, _loaders })
+        shared.load_pins();
+        Ok(ExpertStore { shared, mode, growing: Mutex::new(()), _loaders })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -347,6 +239,36 @@ impl ExpertStore {
     /// Smallest and largest cap of a layer now; below the configured one after [`ExpertStore::enforce`].
     pub fn caps(&self) -> (usize, usize) {
         self.shared.lock().table.caps()
+    }
+
+    /// Slots that experts may be cached in now, those of all layers.
+    pub fn cached_slots(&self) -> usize {
+        self.shared.lock().table.cached_slots()
+    }
+
+    /// Bytes of all slots that may be used now, whatever for.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.shared.lock().table.capacity_bytes()
+    }
+
+    /// Says what `layer` will probably be asked for next, likeliest first, in place of what was said before.
+    /// Such experts are loaded into staged slots while nobody waits for a load; loads that have become
+    /// pointless end early. Numbers that the layer does not have are ignored.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchLayer`].
+    pub fn expect(&self, layer: u32, experts: &[u32]) -> Result<(), StoreError> {
+        let index = self.shared.layer_index(layer)?;
+        let count = self.shared.layers[index as usize].experts.len();
+        let known: Vec<u32> = experts.iter().copied().filter(|&expert| (expert as usize) < count).collect();
+        let mut events = Vec::new();
+        let mut state = self.shared.lock();
+        state.table.expect(index, &known, Instant::now(), &mut events);
+        let loads = state.table.idle_loads();
+        drop(state);
+        self.shared.wake_loaders(loads);
+        events.iter().for_each(|event| self.shared.emit(event));
+        Ok(())
     }
 
     /// Experts that a layer keeps, ascending.
@@ -370,38 +292,50 @@ impl ExpertStore {
         self.shared.arena.mappings()
     }
 
+    /// Checks the slot table against itself: every slot is counted once, where it belongs, and none is lost.
+    /// Takes time in the number of slots; meant for tests and long runs.
+    ///
+    /// # Errors
+    /// [`StoreError::Internal`] with the first contradiction.
+    pub fn audit(&self) -> Result<(), StoreError> {
+        self.shared.lock().table.contradiction().map_or(Ok(()), |text| Err(StoreError::Internal(text)))
+    }
+
     /// State of queue and slots in words, for reports.
     pub fn dump(&self) -> String {
         self.shared.lock().table.dump(Instant::now())
     }
+}
 
-    /// To be called at safe points (between steps, no leases out): when `measured_anon`, the process's
-    /// *current* anonymous memory in bytes ([`Machine::own_anon_now`]; no peak, no file pages), exceeds
-    /// `limit_anon`, evicts in place, gives pages back to the system and lowers caps, so that the memory
-    /// does not grow back. Returns the bytes given back.
-    pub fn enforce(&self, limit_anon: u64, measured_anon: u64) -> u64 {
-        let over = measured_anon.saturating_sub(limit_anon);
-        if over == 0 {
-            return 0;
+fn too_many(limits: &Limits) -> StoreError {
+    let Limits { cap, in_flight, staging, .. } = limits;
+    StoreError::Config(format!("cap {cap}, {in_flight} in flight and {staging} staged are too many slots"))
+}
+
+/// Slots of each class and of all.
+fn count_slots(geometry: &Geometry, limits: &Limits) -> Result<(Vec<usize>, usize), StoreError> {
+    let slots = limits.slots(geometry).ok_or_else(|| too_many(limits))?;
+    let total = slots.iter().try_fold(0u32, |sum, &n| u32::try_from(n).ok().and_then(|n| sum.checked_add(n)));
+    let total = total.filter(|&n| n < u32::MAX).ok_or_else(|| too_many(limits))?;
+    Ok((slots, total as usize))
+}
+
+/// The pinned experts by index of their layer.
+fn pinned(pinned: &[(u32, u32)], layers: &[LayerExperts]) -> Result<Vec<ExpertId>, StoreError> {
+    let mut seen = std::collections::HashSet::new();
+    let mut ids = Vec::with_capacity(pinned.len());
+    for &(layer, expert) in pinned {
+        let index = layers.iter().position(|l| l.layer == layer).ok_or(StoreError::NoSuchLayer { layer })?;
+        let count = layers[index].experts.len();
+        if expert as usize >= count {
+            return Err(StoreError::NoSuchExpert { layer, expert, count });
         }
-        let mut events = Vec::new();
-        let taken = self.shared.lock().table.shrink(over, &mut events);
-        let mut bytes = 0;
-        let mut done = Vec::with_capacity(taken.len());
-        for slot in taken {
-            let given = self.shared.arena.begin_write(slot).map(|w| w.give_back());
-            bytes += given.as_ref().map_or(0, |g| *g.as_ref().unwrap_or(&0));
-            done.push((slot, matches!(given, Some(Ok(_)))));
+        let id = ExpertId { layer: index as u32, expert };
+        if seen.insert(id) {
+            ids.push(id);
         }
-        let mut state = self.shared.lock();
-        done.into_iter().for_each(|(slot, given)| state.table.given_back(slot, given));
-        let (min_cap, max_cap) = state.table.caps();
-        drop(state);
-        self.shared.done.notify_all();
-        events.push(StoreEvent::Shrunk { bytes, short: over.saturating_sub(bytes), min_cap, max_cap });
-        events.iter().for_each(|e| self.shared.emit(e));
-        bytes
     }
+    Ok(ids)
 }
 
 /// Every run must lie inside its file, as long as it is now on every drive that has it.

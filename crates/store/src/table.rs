@@ -1,4 +1,4 @@
-//! The slot table: which slot holds which expert, in what phase, held by whom.
+//! The slot table: which slot holds which expert, in what phase and tier, held by whom.
 //!
 //! Plain data without I/O, threads or clocks of its own; the store keeps it under its only mutex.
 //! Look-up, victim choice, taking and freeing a slot are O(1) in the number of slots.
@@ -9,16 +9,20 @@
 //!                     │ last hold dropped   └─(failed)▶ Failed ─▶ Free                evicted
 //!                     └────────────▶ Free (load cancelled)
 //! ```
-//! A *hold* is a lease or a fetch that waits. Slots that are neither free nor kept are *in flight*.
+//! A *hold* is a lease or a fetch that waits. Every slot that is not free counts in one [`Tier`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::StoreError;
-use crate::event::{EvictReason, StoreEvent};
+use crate::event::{EvictReason, LoadRank, StoreEvent, Tier};
 use crate::geometry::Geometry;
-use crate::policy::{ExpertId, Replacement, Share};
+use crate::policy::{ExpertId, Replacement};
+
+mod ahead;
+mod report;
+mod resize;
 
 const NONE: u32 = u32::MAX;
 
@@ -35,7 +39,13 @@ struct Slot {
     class: u32,
     id: ExpertId,
     phase: Phase,
-    kept: bool,
+    tier: Tier,
+    /// Rank of its load; demand as soon as anyone waits for it.
+    rank: LoadRank,
+    /// A speculative load of no more use: it is to end at the next occasion.
+    abandoned: bool,
+    /// A staged expert that was asked for: it is kept when the last hold drops.
+    adopted: bool,
     /// Whether its pages were ever written since they were given back.
     touched: bool,
     holds: u32,
@@ -43,6 +53,8 @@ struct Slot {
     serial: u64,
     /// Arena generation of the bytes, in phase `Ready`.
     generation: u64,
+    /// Bytes that its load read.
+    bytes: u64,
     /// Order of completion among all loads.
     arrival: u64,
     queued: Option<Instant>,
@@ -54,8 +66,12 @@ struct Class {
     /// Touched slots at the back, given-back ones at the front: taking from the back reuses pages.
     free: VecDeque<u32>,
     in_flight: usize,
-    /// In-flight slots in phase `Queued` or `Loading`.
+    staged: usize,
+    pinned: usize,
+    /// Slots in phase `Queued` or `Loading` at the rank of demand.
     loading: usize,
+    /// Staged slots with their serials, oldest first; some may have left meanwhile.
+    stage: VecDeque<(u32, u64)>,
 }
 
 struct Layer {
@@ -64,28 +80,55 @@ struct Layer {
     scope: usize,
     /// Slot of each expert.
     index: Vec<u32>,
+    /// Which experts belong in pinned slots; empty where none does.
+    pinned: Vec<bool>,
 }
 
-/// Kept slots that share a limit: a layer's, or in a pool those of a size class.
+impl Layer {
+    fn pins(&self, expert: u32) -> bool {
+        self.pinned.get(expert as usize).is_some_and(|&pinned| pinned)
+    }
+}
+
+/// Cached slots that share a limit: a layer's, or in a pool those of a size class.
 struct Scope {
     layers: usize,
+    /// Experts of its layers: more slots would stay empty.
+    experts: usize,
+    class: usize,
     kept: usize,
     cap: usize,
 }
 
-/// How many slots are kept, and what shares a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Keep {
-    /// Slots a layer.
+/// How many slots there are for what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Cached slots a layer.
     pub(crate) cap: usize,
     /// Whether layers of a size class share theirs.
     pub(crate) pool: bool,
+    /// Slots a class for experts on their way.
+    pub(crate) in_flight: usize,
+    /// Slots a class for speculation.
+    pub(crate) staging: usize,
+    /// Experts with slots of their own, by index of the layer, most used first.
+    pub(crate) pinned: Vec<ExpertId>,
 }
 
-impl Keep {
+impl Limits {
     /// Number of scopes.
-    pub(crate) fn scopes(self, geometry: &Geometry) -> usize {
+    pub(crate) fn scopes(&self, geometry: &Geometry) -> usize {
         if self.pool { geometry.classes.len() } else { geometry.layers.len() }
+    }
+
+    /// Slots of each class; `None` where they are too many to count.
+    pub(crate) fn slots(&self, geometry: &Geometry) -> Option<Vec<usize>> {
+        let mut slots = geometry.kept_slots(self.cap);
+        for pin in &self.pinned {
+            let class = geometry.layers[pin.layer as usize].class;
+            slots[class] = slots[class].checked_add(1)?;
+        }
+        slots.into_iter().map(|n| n.checked_add(self.in_flight)?.checked_add(self.staging)).collect()
     }
 }
 
@@ -95,17 +138,38 @@ pub(crate) struct Job {
     pub(crate) slot: u32,
     pub(crate) id: ExpertId,
     pub(crate) queued: Instant,
-    /// Whether nobody asked for it yet: it may be called off between parts.
-    pub(crate) speculative: bool,
+    pub(crate) rank: LoadRank,
 }
 
-/// What a look-up found; in the first two cases the caller now has a hold.
+impl Job {
+    /// Whether nobody waited for it when it began: it may be called off.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.rank != LoadRank::Demand
+    }
+}
+
+/// How a load ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The bytes lie in the slot under this generation; so many were read.
+    Loaded { generation: u64, bytes: u64 },
+    /// A speculative load gave way; see [`Table::should_stop`].
+    Stopped,
+    /// The expert cannot be had.
+    Failed(StoreError),
+}
+
+/// What a look-up found; but for `Missing` the caller now has a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// In memory.
-    Ready(u32),
-    /// Being loaded for someone else.
-    Coming(u32),
+    /// In memory, in this tier.
+    Ready(u32, Tier),
+    /// Being loaded already, for someone else.
+    Joined(u32),
+    /// Being loaded already, ahead of demand and into this tier.
+    Late(u32, Tier),
+    /// Its load was waiting in the lowest rank and is now demanded.
+    Promoted(u32),
     /// Not there.
     Missing,
 }
@@ -114,7 +178,7 @@ pub(crate) enum Found {
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
     Pending,
-    Ready { generation: u64, arrival: u64, kept: bool },
+    Ready { generation: u64, arrival: u64, tier: Tier },
     Failed(Arc<StoreError>),
 }
 
@@ -125,8 +189,18 @@ pub(crate) struct Table {
     scopes: Vec<Scope>,
     pool: bool,
     policy: Box<dyn Replacement>,
-    queue: VecDeque<(u32, u64)>,
+    /// Loads that someone waits for, with the serial of the assignment.
+    demand: VecDeque<(u32, u64)>,
+    /// Loads of experts that are expected to be asked for.
+    speculation: VecDeque<(u32, u64)>,
+    /// Loads into pinned slots.
+    pins: VecDeque<(u32, u64)>,
+    /// Loads under way below the rank of demand.
+    ahead: Vec<u32>,
+    /// Pinned experts, most used first.
+    pinned: Vec<ExpertId>,
     in_flight_limit: usize,
+    staging_limit: usize,
     arrivals: u64,
 }
 
@@ -136,8 +210,7 @@ impl Table {
         geometry: &Geometry,
         numbers: &[u32],
         slots: &[usize],
-        keep: Keep,
-        in_flight_limit: usize,
+        limits: &Limits,
         policy: Box<dyn Replacement>,
     ) -> Table {
         let mut table = Table {
@@ -145,27 +218,40 @@ impl Table {
             classes: Vec::new(),
             layers: Vec::new(),
             scopes: Vec::new(),
-            pool: keep.pool,
+            pool: limits.pool,
             policy,
-            queue: VecDeque::new(),
-            in_flight_limit,
+            demand: VecDeque::new(),
+            speculation: VecDeque::new(),
+            pins: VecDeque::new(),
+            ahead: Vec::new(),
+            pinned: limits.pinned.clone(),
+            in_flight_limit: limits.in_flight,
+            staging_limit: limits.staging,
             arrivals: 0,
         };
         for ((class, &bytes), &count) in (0u32..).zip(&geometry.classes).zip(slots) {
             let first = table.slots.len() as u32;
             // Back to front, so that low numbers are taken first.
             let free = (first..first + count as u32).rev().collect();
-            table.classes.push(Class { bytes, free, in_flight: 0, loading: 0 });
+            let stage = VecDeque::new();
+            table.classes.push(Class { bytes, free, in_flight: 0, staged: 0, pinned: 0, loading: 0, stage });
             table.slots.extend((0..count).map(|_| Slot::free(class)));
         }
-        let scopes = 0..keep.scopes(geometry);
-        table.scopes.extend(scopes.map(|_| Scope { layers: 0, kept: 0, cap: 0 }));
+        let scopes = 0..limits.scopes(geometry);
+        table.scopes.extend(scopes.map(|_| Scope { layers: 0, experts: 0, class: 0, kept: 0, cap: 0 }));
         for (at, (size, &number)) in geometry.layers.iter().zip(numbers).enumerate() {
-            let scope = if keep.pool { size.class } else { at };
+            let scope = if limits.pool { size.class } else { at };
             table.scopes[scope].layers += 1;
-            table.scopes[scope].cap += keep.cap.min(size.experts);
-            let index = vec![NONE; size.experts];
-            table.layers.push(Layer { number, class: size.class, scope, index });
+            table.scopes[scope].experts += size.experts;
+            table.scopes[scope].class = size.class;
+            table.scopes[scope].cap += limits.cap.min(size.experts);
+            let (class, index) = (size.class, vec![NONE; size.experts]);
+            table.layers.push(Layer { number, class, scope, index, pinned: Vec::new() });
+        }
+        for pin in &limits.pinned {
+            let layer = &mut table.layers[pin.layer as usize];
+            layer.pinned.resize(layer.index.len(), false);
+            layer.pinned[pin.expert as usize] = true;
         }
         table
     }
@@ -179,93 +265,174 @@ impl Table {
         self.classes[self.layers[layer as usize].class].loading > 0
     }
 
-    /// Tells the policy that a fetch begins, and what it looks up.
-    pub(crate) fn begin_step(&mut self, layer: u32, experts: &[u32]) {
-        self.policy.step(layer);
-        for &expert in experts {
-            self.policy.requested(ExpertId { layer, expert }, Share::EVEN);
-        }
+    /// Whether anyone waits for a load.
+    fn demanded(&self) -> bool {
+        self.classes.iter().any(|class| class.loading > 0)
+    }
+
+    /// The policy, to be told what the rows of a fetch use.
+    pub(crate) fn policy(&mut self) -> &mut dyn Replacement {
+        &mut *self.policy
     }
 
     /// Finds an expert and takes a hold on it.
-    pub(crate) fn look_up(&mut self, id: ExpertId) -> Found {
-        let number = self.layers[id.layer as usize].index[id.expert as usize];
+    pub(crate) fn look_up(&mut self, id: ExpertId, out: &mut Vec<StoreEvent>) -> Found {
+        let layer = &self.layers[id.layer as usize];
+        let (number, scope) = (layer.index[id.expert as usize], layer.scope);
         if number == NONE {
             return Found::Missing;
         }
         let slot = &mut self.slots[number as usize];
-        slot.holds += 1;
-        if slot.kept {
-            self.policy.touched(self.layers[id.layer as usize].scope as u32, number);
+        match (slot.phase, slot.rank) {
+            (Phase::Ready, _) => {
+                slot.holds += 1;
+                let tier = slot.tier;
+                match tier {
+                    Tier::Cached => self.policy.touched(scope as u32, number),
+                    Tier::Staged => self.adopt(number, out),
+                    Tier::Pinned | Tier::InFlight => {}
+                }
+                Found::Ready(number, tier)
+            }
+            (_, LoadRank::Demand) => {
+                slot.holds += 1;
+                Found::Joined(number)
+            }
+            (Phase::Queued, LoadRank::Pin) => {
+                slot.holds += 1;
+                self.want(number);
+                self.demand.push_back((number, self.slots[number as usize].serial));
+                Found::Promoted(number)
+            }
+            (Phase::Queued, LoadRank::Speculation) => {
+                // Nothing was read yet, so it may as well take a slot of those for demand.
+                self.free(number);
+                Found::Missing
+            }
+            _ => {
+                slot.holds += 1;
+                slot.adopted = slot.tier == Tier::Staged;
+                let tier = slot.tier;
+                self.want(number);
+                Found::Late(number, tier)
+            }
         }
-        match slot.phase {
-            Phase::Ready => Found::Ready(number),
-            _ => Found::Coming(number),
-        }
+    }
+
+    /// From now on someone waits for the slot's load.
+    fn want(&mut self, number: u32) {
+        let slot = &mut self.slots[number as usize];
+        slot.rank = LoadRank::Demand;
+        slot.abandoned = false;
+        self.classes[slot.class as usize].loading += 1;
     }
 
     /// Assigns a free slot to a missing expert and queues its load, with one hold;
     /// `None` while every in-flight slot is taken.
     pub(crate) fn start_load(&mut self, id: ExpertId, now: Instant) -> Option<u32> {
-        let layer = &mut self.layers[id.layer as usize];
-        let class = &mut self.classes[layer.class];
+        let class = &mut self.classes[self.layers[id.layer as usize].class];
         if class.in_flight >= self.in_flight_limit {
             return None;
         }
         let number = class.free.pop_back()?;
         class.in_flight += 1;
         class.loading += 1;
-        layer.index[id.expert as usize] = number;
-        let slot = &mut self.slots[number as usize];
-        slot.id = id;
-        slot.phase = Phase::Queued;
-        slot.holds = 1;
-        slot.serial += 1;
-        slot.queued = Some(now);
-        self.queue.push_back((number, slot.serial));
+        let serial = self.assign(number, id, Tier::InFlight, LoadRank::Demand, now);
+        self.slots[number as usize].holds = 1;
+        self.demand.push_back((number, serial));
         Some(number)
     }
 
-    /// The next load, now in phase `Loading`.
+    /// Gives a slot out of the free ones to an expert; its serial.
+    fn assign(&mut self, number: u32, id: ExpertId, tier: Tier, rank: LoadRank, now: Instant) -> u64 {
+        self.layers[id.layer as usize].index[id.expert as usize] = number;
+        let slot = &mut self.slots[number as usize];
+        let (class, touched, serial) = (slot.class, slot.touched, slot.serial + 1);
+        let phase = Phase::Queued;
+        *slot = Slot { id, phase, tier, rank, touched, serial, queued: Some(now), ..Slot::free(class) };
+        serial
+    }
+
+    /// The next load, now in phase `Loading`: what is waited for first, and anything else only while
+    /// nothing is waited for.
     pub(crate) fn take_job(&mut self) -> Option<Job> {
-        while let Some((number, serial)) = self.queue.pop_front() {
-            let slot = &mut self.slots[number as usize];
-            if slot.phase == Phase::Queued && slot.serial == serial {
-                slot.phase = Phase::Loading;
-                slot.touched = true;
-                let queued = slot.queued.unwrap_or_else(Instant::now);
-                return Some(Job { slot: number, id: slot.id, queued, speculative: false });
+        let taken = Self::pop(&mut self.demand, &self.slots);
+        let number = match taken {
+            Some(number) => number,
+            None if self.demanded() => return None,
+            None => {
+                let ahead = Self::pop(&mut self.speculation, &self.slots);
+                let number = ahead.or_else(|| Self::pop(&mut self.pins, &self.slots))?;
+                self.ahead.push(number);
+                number
+            }
+        };
+        let slot = &mut self.slots[number as usize];
+        slot.phase = Phase::Loading;
+        slot.touched = true;
+        let queued = slot.queued.unwrap_or_else(Instant::now);
+        Some(Job { slot: number, id: slot.id, queued, rank: slot.rank })
+    }
+
+    /// The first entry whose slot is still queued under the entry's serial.
+    fn pop(queue: &mut VecDeque<(u32, u64)>, slots: &[Slot]) -> Option<u32> {
+        let valid = |&(number, serial): &(u32, u64)| {
+            let slot = &slots[number as usize];
+            slot.phase == Phase::Queued && slot.serial == serial
+        };
+        while let Some(entry) = queue.pop_front() {
+            if valid(&entry) {
+                return Some(entry.0);
             }
         }
         None
     }
 
-    /// Ends a load: the bytes lie in the slot under this generation, or it failed.
-    pub(crate) fn complete(
-        &mut self,
-        number: u32,
-        result: Result<u64, StoreError>,
-        out: &mut Vec<StoreEvent>,
-    ) {
+    /// Ends a load.
+    pub(crate) fn complete(&mut self, number: u32, ended: Ended, out: &mut Vec<StoreEvent>) {
         self.arrivals += 1;
+        self.ahead.retain(|&slot| slot != number);
         let slot = &mut self.slots[number as usize];
         let id = slot.id;
+        if matches!(ended, Ended::Stopped) && (slot.holds > 0 || slot.rank == LoadRank::Pin) {
+            return self.begin_again(number);
+        }
         slot.arrival = self.arrivals;
-        self.classes[slot.class as usize].loading -= 1;
-        match result {
-            Ok(generation) => {
+        if slot.rank == LoadRank::Demand {
+            self.classes[slot.class as usize].loading -= 1;
+        }
+        match ended {
+            Ended::Loaded { generation, bytes } => {
                 slot.phase = Phase::Ready;
                 slot.generation = generation;
+                slot.bytes = bytes;
+                if slot.adopted {
+                    self.used(number, out);
+                }
             }
-            Err(e) => {
+            Ended::Stopped => {
+                slot.phase = Phase::Failed;
+                self.layers[id.layer as usize].index[id.expert as usize] = NONE;
+            }
+            Ended::Failed(e) => {
                 slot.phase = Phase::Failed;
                 slot.error = Some(Arc::new(e));
                 // The next fetch tries again, in another slot.
                 self.layers[id.layer as usize].index[id.expert as usize] = NONE;
             }
         }
-        if slot.holds == 0 {
+        if self.slots[number as usize].holds == 0 {
             self.settle(number, out);
+        }
+    }
+
+    /// Queues a load anew that gave way just when someone began to wait for it, or that nobody waits for.
+    fn begin_again(&mut self, number: u32) {
+        let slot = &mut self.slots[number as usize];
+        slot.phase = Phase::Queued;
+        match slot.rank {
+            LoadRank::Pin => self.pins.push_back((number, slot.serial)),
+            _ => self.demand.push_back((number, slot.serial)),
         }
     }
 
@@ -274,7 +441,7 @@ impl Table {
         let slot = &self.slots[number as usize];
         match (slot.phase, &slot.error) {
             (Phase::Ready, _) => {
-                Outcome::Ready { generation: slot.generation, arrival: slot.arrival, kept: slot.kept }
+                Outcome::Ready { generation: slot.generation, arrival: slot.arrival, tier: slot.tier }
             }
             (Phase::Failed, Some(e)) => Outcome::Failed(Arc::clone(e)),
             _ => Outcome::Pending,
@@ -288,30 +455,51 @@ impl Table {
         slot.holds == 0 && self.settle(number, out)
     }
 
-    /// Decides what becomes of a slot that nobody holds.
+    /// Decides what becomes of a slot that nobody holds; whether one became free.
     fn settle(&mut self, number: u32, out: &mut Vec<StoreEvent>) -> bool {
         let slot = &mut self.slots[number as usize];
-        let id = slot.id;
-        let &Layer { number: layer, scope, .. } = &self.layers[id.layer as usize];
-        match slot.phase {
-            Phase::Free | Phase::Loading => return false,
-            Phase::Queued => {
+        let (id, tier, adopted) = (slot.id, slot.tier, slot.adopted);
+        let layer = &self.layers[id.layer as usize];
+        let (scope, pinned) = (layer.scope, layer.pins(id.expert));
+        match (slot.phase, tier) {
+            (Phase::Free | Phase::Loading, _) => return false,
+            (Phase::Queued, _) => {
                 self.classes[slot.class as usize].loading -= 1;
-                out.push(StoreEvent::LoadCancelled { layer, expert: id.expert });
+                out.push(StoreEvent::LoadCancelled { layer: layer.number, expert: id.expert });
                 self.free(number);
             }
-            Phase::Failed => self.free(number),
-            Phase::Ready if slot.kept => self.trim(scope, EvictReason::Replaced, out),
-            Phase::Ready if self.scopes[scope].cap == 0 => self.free(number),
-            Phase::Ready => {
-                slot.kept = true;
-                self.scopes[scope].kept += 1;
-                self.classes[slot.class as usize].in_flight -= 1;
+            (Phase::Failed, _) => self.free(number),
+            (Phase::Ready, Tier::Pinned) => return false,
+            (Phase::Ready, Tier::Cached) => self.trim(scope, EvictReason::Replaced, out),
+            (Phase::Ready, Tier::Staged) if !adopted => return false,
+            (Phase::Ready, _) if pinned => self.move_to(number, Tier::Pinned),
+            (Phase::Ready, _) if self.scopes[scope].cap == 0 => self.free(number),
+            (Phase::Ready, _) => {
+                self.move_to(number, Tier::Cached);
                 self.policy.inserted(scope as u32, number, id);
                 self.trim(scope, EvictReason::Replaced, out);
             }
         }
         true
+    }
+
+    /// Counts a slot in another tier.
+    fn move_to(&mut self, number: u32, tier: Tier) {
+        let slot = &mut self.slots[number as usize];
+        let old = std::mem::replace(&mut slot.tier, tier);
+        let class = slot.class as usize;
+        let scope = self.layers[slot.id.layer as usize].scope;
+        *self.count(old, class, scope) -= 1;
+        *self.count(tier, class, scope) += 1;
+    }
+
+    fn count(&mut self, tier: Tier, class: usize, scope: usize) -> &mut usize {
+        match tier {
+            Tier::InFlight => &mut self.classes[class].in_flight,
+            Tier::Staged => &mut self.classes[class].staged,
+            Tier::Pinned => &mut self.classes[class].pinned,
+            Tier::Cached => &mut self.scopes[scope].kept,
+        }
     }
 
     /// Evicts until the scope keeps no more than its cap, leased slots excepted.
@@ -322,163 +510,32 @@ impl Table {
                 return;
             };
             self.policy.removed(scope as u32, victim);
-            let ExpertId { layer, expert } = self.slots[victim as usize].id;
-            out.push(StoreEvent::Evicted { layer: self.layers[layer as usize].number, expert, reason });
-            self.free(victim);
+            self.evict(victim, reason, out);
         }
+    }
+
+    fn evict(&mut self, number: u32, reason: EvictReason, out: &mut Vec<StoreEvent>) {
+        let ExpertId { layer, expert } = self.slots[number as usize].id;
+        out.push(StoreEvent::Evicted { layer: self.layers[layer as usize].number, expert, reason });
+        self.free(number);
     }
 
     fn free(&mut self, number: u32) {
-        let slot = &mut self.slots[number as usize];
-        let layer = &mut self.layers[slot.id.layer as usize];
-        let class = &mut self.classes[slot.class as usize];
-        match slot.kept {
-            true => self.scopes[layer.scope].kept -= 1,
-            false => class.in_flight -= 1,
-        }
+        let slot = &self.slots[number as usize];
+        let (id, class, tier) = (slot.id, slot.class as usize, slot.tier);
+        let layer = &mut self.layers[id.layer as usize];
         // A failed slot gave its place in the index up already, perhaps to a second attempt.
-        let place = &mut layer.index[slot.id.expert as usize];
+        let place = &mut layer.index[id.expert as usize];
         if *place == number {
             *place = NONE;
         }
-        slot.phase = Phase::Free;
-        slot.kept = false;
-        slot.error = None;
-        class.free.push_back(number);
-    }
-
-    /// Frees at least `over` bytes if it can: spare slots first, then kept ones, from the scopes that keep
-    /// most, whose caps stay lowered. Returns slots taken out of the table; see [`Table::given_back`].
-    pub(crate) fn shrink(&mut self, over: u64, out: &mut Vec<StoreEvent>) -> Vec<u32> {
-        let mut taken = Vec::new();
-        let mut freed = 0u64;
-        let limit = self.in_flight_limit;
-        let mut evicted = false;
-        loop {
-            freed += self.harvest(over.saturating_sub(freed), limit, &mut taken);
-            if freed >= over {
-                break;
-            }
-            let Some(scope) = (0..self.scopes.len()).max_by_key(|&s| self.scopes[s].kept) else {
-                break;
-            };
-            let before = self.scopes[scope].kept;
-            if before == 0 {
-                // Nothing is kept: even the slots of the next misses are better given back now.
-                self.harvest(over - freed, 0, &mut taken);
-                break;
-            }
-            self.scopes[scope].cap = before - 1;
-            evicted = true;
-            self.trim(scope, EvictReason::Memory, out);
-            if self.scopes[scope].kept == before {
-                break; // Everything in it is leased.
-            }
-        }
-        if evicted && !self.pool {
-            // No layer may grow back to what the fullest had to give up.
-            let level = self.scopes.iter().map(|s| s.kept).max().unwrap_or(0);
-            self.scopes.iter_mut().for_each(|s| s.cap = s.cap.min(level));
-        }
-        taken
-    }
-
-    /// Takes touched free slots that exceed what `reserve` in-flight slots may use.
-    fn harvest(&mut self, over: u64, reserve: usize, taken: &mut Vec<u32>) -> u64 {
-        let mut freed = 0;
-        for class in &mut self.classes {
-            let touched = class.free.iter().rev().take_while(|&&s| self.slots[s as usize].touched).count();
-            let spare = (touched + class.in_flight).saturating_sub(reserve).min(touched);
-            for _ in 0..spare {
-                if freed >= over {
-                    return freed;
-                }
-                let Some(number) = class.free.pop_back() else {
-                    break;
-                };
-                freed += class.bytes;
-                taken.push(number);
-            }
-        }
-        freed
-    }
-
-    /// Returns a slot of [`Table::shrink`] to the free ones, its pages given back or not.
-    pub(crate) fn given_back(&mut self, number: u32, done: bool) {
+        let scope = layer.scope;
+        *self.count(tier, class, scope) -= 1;
         let slot = &mut self.slots[number as usize];
-        let free = &mut self.classes[slot.class as usize].free;
-        if done {
-            slot.touched = false;
-            free.push_front(number);
-        } else {
-            free.push_back(number);
-        }
-    }
-
-    /// Smallest and largest cap of a layer; in a pool the mean of its layers, rounded down.
-    pub(crate) fn caps(&self) -> (usize, usize) {
-        let caps = || self.scopes.iter().map(|s| s.cap / s.layers.max(1));
-        (caps().min().unwrap_or(0), caps().max().unwrap_or(0))
-    }
-
-    /// Experts that a layer keeps, ascending.
-    pub(crate) fn kept(&self, layer: u32) -> Vec<u32> {
-        let index = self.layers[layer as usize].index.iter();
-        let kept = (0u32..).zip(index).filter(|&(_, &s)| s != NONE && self.slots[s as usize].kept);
-        kept.map(|(expert, _)| expert).collect()
-    }
-
-    /// State in words, for a report of a stall.
-    pub(crate) fn dump(&self, now: Instant) -> String {
-        let mut text = format!("{} jobs queued", self.queue.len());
-        for class in &self.classes {
-            let Class { bytes, free, in_flight, loading } = class;
-            let limit = self.in_flight_limit;
-            let free = free.len();
-            text += &format!(
-                "; slots of {bytes} bytes: {free} free, {in_flight} of {limit} in flight ({loading} loading)"
-            );
-        }
-        let busy = |s: &&Slot| matches!(s.phase, Phase::Queued | Phase::Loading | Phase::Failed);
-        for slot in self.slots.iter().filter(busy).take(16) {
-            let layer = self.layers[slot.id.layer as usize].number;
-            let age = slot.queued.map_or(0.0, |q| now.saturating_duration_since(q).as_secs_f32());
-            let (expert, phase, holds) = (slot.id.expert, slot.phase, slot.holds);
-            text += &format!("; layer {layer} expert {expert}: {phase:?} for {age:.1} s, {holds} holds");
-        }
-        text
-    }
-
-    /// Checks the table against itself; the first contradiction in words.
-    #[cfg(test)]
-    pub(crate) fn contradiction(&self) -> Option<String> {
-        for (c, class) in self.classes.iter().enumerate() {
-            let of =
-                |f: &dyn Fn(&Slot) -> bool| self.slots.iter().filter(|s| s.class == c as u32 && f(s)).count();
-            let in_flight = of(&|s| s.phase != Phase::Free && !s.kept);
-            let loading = of(&|s| matches!(s.phase, Phase::Queued | Phase::Loading));
-            if (class.in_flight, class.loading) != (in_flight, loading) || in_flight > self.in_flight_limit {
-                return Some(format!("class {c}: {in_flight} in flight, {loading} loading"));
-            }
-            if class.free.len() != of(&|s| s.phase == Phase::Free) {
-                return Some(format!("class {c}: {} in the free list", class.free.len()));
-            }
-        }
-        for (n, scope) in self.scopes.iter().enumerate() {
-            let kept = self.slots.iter().filter(|s| s.kept && self.layers[s.id.layer as usize].scope == n);
-            let (count, held) = kept.fold((0, 0), |(n, h), s| (n + 1, h + usize::from(s.holds > 0)));
-            if count != scope.kept || count > scope.cap.max(held) {
-                return Some(format!("scope {n}: keeps {count}, says {}, cap {}", scope.kept, scope.cap));
-            }
-        }
-        for (l, layer) in self.layers.iter().enumerate() {
-            for (expert, &s) in (0u32..).zip(&layer.index) {
-                if s != NONE && self.slots[s as usize].id != (ExpertId { layer: l as u32, expert }) {
-                    return Some(format!("layer {l} expert {expert} points at a stranger"));
-                }
-            }
-        }
-        None
+        slot.phase = Phase::Free;
+        slot.tier = Tier::InFlight;
+        slot.error = None;
+        self.classes[class].free.push_back(number);
     }
 }
 
@@ -488,11 +545,15 @@ impl Slot {
             class,
             id: ExpertId { layer: 0, expert: 0 },
             phase: Phase::Free,
-            kept: false,
+            tier: Tier::InFlight,
+            rank: LoadRank::Demand,
+            abandoned: false,
+            adopted: false,
             touched: false,
             holds: 0,
             serial: 0,
             generation: 0,
+            bytes: 0,
             arrival: 0,
             queued: None,
             error: None,

@@ -2,6 +2,7 @@
 //!
 //! Nothing here is used by the engine itself.
 
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -95,6 +96,9 @@ impl<R: ExpertReader> ExpertReader for Faulty<R> {
     fn files(&self) -> usize {
         self.inner.files()
     }
+    fn has(&self, file: u32) -> bool {
+        self.inner.has(file)
+    }
     fn path(&self, file: u32) -> PathBuf {
         self.inner.path(file)
     }
@@ -109,6 +113,17 @@ impl<R: ExpertReader> ExpertReader for Faulty<R> {
             Fault::None => self.inner.read_at(file, offset, buf),
             // Reading whole and reporting less keeps direct calls aligned.
             Fault::Short(n) => self.inner.read_at(file, offset, buf).map(|got| got.min(n)),
+            Fault::Error(code) => Err(io::Error::from_raw_os_error(code)),
+        }
+    }
+    fn handle(&self, file: u32) -> Option<&File> {
+        self.inner.handle(file)
+    }
+    #[cfg(test)]
+    fn completed(&self, file: u32, offset: u64, len: usize, result: io::Result<usize>) -> io::Result<usize> {
+        match (self.hook)(file, offset, len) {
+            Fault::None => result,
+            Fault::Short(n) => result.map(|got| got.min(n)),
             Fault::Error(code) => Err(io::Error::from_raw_os_error(code)),
         }
     }

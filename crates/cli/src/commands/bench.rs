@@ -1,243 +1,118 @@
-//! `metaltail bench kernels`: how close the kernels, and a resident model, come to the memory's
-//! bandwidth.
+//! `metaltail bench`: the harness. What it measures and why so: `docs/design/bench.md`.
 
-use std::path::Path;
-use std::sync::Arc;
+pub mod ab;
+pub mod arm;
+pub mod cap;
+mod given;
+pub mod io;
+pub mod kernels;
+mod process;
+mod surroundings;
+mod tables;
 
-use metaltail_bench::decode::{self, DecodeOptions, DecodeReport};
-use metaltail_bench::kernels::{self, KernelOptions, KernelReport};
-use metaltail_engine::telemetry::Telemetry;
-use metaltail_engine::{Engine, Resolved};
-use metaltail_kernels::default_threads;
-use metaltail_model::expert_places;
-use metaltail_quant::MatrixLayout;
-use metaltail_store::Machine;
-use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::args::BenchKernelsArgs;
+use metaltail_bench::{Record, plot};
+use serde_json::json;
+
+use crate::args::{BenchPlotArgs, Protocol};
 use crate::exit::{Failure, Kind};
+use crate::input;
 use crate::output;
-use crate::progress::Bar;
-use crate::report::{bytes as size, resolved_json};
-use crate::runtime::{engine_options, failure};
-use crate::settings::{Origin, Settings};
-use crate::token_cost::TokenCost;
-use crate::words::{table, unoptimised};
+use crate::settings::Settings;
 
-/// Experts a pass where nothing is said.
-const TOP_K: usize = 8;
+/// Where records go when nothing else is said.
+const RECORDS: &str = "bench-records";
+/// The largest record that is read, in bytes.
+const RECORD_CAP: u64 = 1 << 30;
 
-/// Ids of a prompt, and tokens decoded after it, in one round of a model.
-const PROMPT: usize = 128;
-const TOKENS: usize = 64;
-
-/// Measures kernels, and a model where one is named.
+/// Draws the plot of a record.
 ///
 /// # Errors
-/// Shapes without a layout, too little memory, a model that is refused.
-pub fn execute(args: &BenchKernelsArgs, settings: &Settings) -> Result<(), Failure> {
-    let options = kernel_options(args, settings)?;
-    // The model comes first: whatever refuses it does so before anything was measured, and it is
-    // gone from memory when the kernels have their turn.
-    let decode = match &settings.input.model {
-        Some(dir) => Some(measure_model(dir, args.rounds, settings)?),
-        None => None,
+/// A file that is no record, or a plot that cannot be written.
+pub fn plot(args: &BenchPlotArgs, settings: &Settings) -> Result<(), Failure> {
+    check_plot(Some(&args.plot))?;
+    let wrong = |reason: String| {
+        let text = format!("{} is not a record of bench ab, cap or io: {reason}", args.record.display());
+        Failure::new(Kind::Usage, text)
     };
-    let report = measure_kernels(&options, settings.json())?;
+    let bytes = input::regular(&args.record)
+        .and_then(|file| input::read_capped(file, RECORD_CAP))
+        .map_err(|error| wrong(error.to_string()))?;
+    let record: Record = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    draw(&record, &args.plot)?;
+    match settings.json() {
+        true => output::print(&format!("{}\n", json!({"plot": args.plot.to_string_lossy()}))),
+        false => output::print(&format!("plot: {}\n", args.plot.display())),
+    }
+}
+
+/// Refuses a plot that could not be drawn after everything was measured.
+fn check_plot(path: Option<&PathBuf>) -> Result<(), Failure> {
+    match path {
+        Some(path) if path.extension().is_none_or(|extension| extension != "svg") => Err(Failure::new(
+            Kind::Usage,
+            format!("{}: plots are SVG files: give a name that ends in .svg", path.display()),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn draw(record: &Record, path: &Path) -> Result<(), Failure> {
+    let svg = plot::svg(record).map_err(|error| Failure::from_error(Kind::Failed, &error))?;
+    fs::write(path, svg).map_err(|error| unwritten(path, &error))
+}
+
+fn unwritten(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(Kind::Failed, format!("cannot write {}: {error}", path.display()))
+}
+
+/// Writes record and plot as asked, prints the table or the record, and ends as the record says: a
+/// refused one is a failure that has been told.
+fn finish(
+    record: &Record,
+    kind: &str,
+    table: impl Fn(&Record) -> String,
+    protocol: &Protocol,
+    settings: &Settings,
+) -> Result<(), Failure> {
+    let object = json!(record);
+    let path = record_path(protocol, kind, settings.json());
+    if let Some(path) = &path {
+        if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+            fs::create_dir_all(dir).map_err(|error| unwritten(dir, &error))?;
+        }
+        fs::write(path, format!("{object:#}\n")).map_err(|error| unwritten(path, &error))?;
+    }
+    if let Some(path) = &protocol.plot {
+        draw(record, path)?;
+    }
     if settings.json() {
-        let object = json!({
-            "report": report,
-            "decode": decode.as_ref().map(|measured| measured.to_json()),
-            "machine": machine(),
-            "config": {
-                "hidden": args.hidden,
-                "width": args.width,
-                "top_k": report.shape[2],
-                "rounds": args.rounds,
-                "formats": args.formats.iter().map(ToString::to_string).collect::<Vec<_>>(),
-                "working_set": args.working_set,
-                "threads": report.threads,
-            },
-        });
-        return output::print(&format!("{object}\n"));
+        output::print(&format!("{object}\n"))?;
+    } else {
+        let mut text = table(record);
+        if let Some(path) = &path {
+            text.push_str(&format!("record: {}\n", path.display()));
+        }
+        output::print(&text)?;
     }
-    let mut text = unoptimised().map_or(String::new(), |text| format!("note: {text}\n"));
-    text.push_str(&kernel_words(&report));
-    if let Some(measured) = &decode {
-        text.push_str(&measured.to_words());
+    match &record.refused {
+        None => Ok(()),
+        Some(_) if settings.json() => Err(Failure::silent(Kind::Failed)),
+        Some(reason) => Err(Failure::new(Kind::Failed, format!("nothing follows from this run: {reason}"))),
     }
-    output::print(&text)
 }
 
-/// What the kernels are measured with, refused here where it cannot be.
-fn kernel_options(args: &BenchKernelsArgs, settings: &Settings) -> Result<KernelOptions, Failure> {
-    // A top-k that some file or variable sets is for sampling; only the flag is this command's.
-    let given = settings.top_k.filter(|_| settings.origin("top_k") == Origin::Flag);
-    let top_k = given.unwrap_or(TOP_K);
-    if top_k == 0 {
-        return Err(Failure::new(Kind::Usage, "--top-k 0 computes nothing: use at least 1"));
-    }
-    refuse_large(args, top_k)?;
-    for format in &args.formats {
-        for (rows, cols) in [(args.width, args.hidden), (args.hidden, args.width)] {
-            let refuse = |error| Failure::from_error(Kind::Usage, &error);
-            MatrixLayout::new(*format, rows, cols).map_err(refuse)?;
+fn record_path(protocol: &Protocol, kind: &str, json: bool) -> Option<PathBuf> {
+    match &protocol.record {
+        Some(path) if path.as_os_str() == "off" => None,
+        Some(path) => Some(path.clone()),
+        None if json => None,
+        None => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            Some(Path::new(RECORDS).join(format!("{kind}-{}.json", now.as_secs())))
         }
     }
-    Ok(KernelOptions {
-        hidden: args.hidden,
-        width: args.width,
-        top_k,
-        working_set: args.working_set as usize,
-        rounds: args.rounds,
-        threads: settings.threads.unwrap_or_else(default_threads).max(1),
-        formats: args.formats.clone(),
-    })
-}
-
-fn measure_kernels(options: &KernelOptions, json: bool) -> Result<KernelReport, Failure> {
-    let rounds = (options.rounds as u64 + 1).saturating_mul(options.formats.len() as u64);
-    let bar = Bar::items("kernels", rounds, json);
-    kernels::measure(options, &mut |_| bar.advance(1)).ok_or_else(|| {
-        let shape = format!("--hidden {} --width {}", options.hidden, options.width);
-        Failure::new(Kind::Usage, format!("{shape} cannot be stored in one of the formats asked for"))
-    })
-}
-
-/// Refuses working sets that memory cannot hold, before the system ends the process for them.
-fn refuse_large(args: &BenchKernelsArgs, top_k: usize) -> Result<(), Failure> {
-    let machine = Machine::probe().map_err(|error| Failure::from_error(Kind::Failed, &error))?;
-    // Three matrices of at most 4 bytes a weight; the experts and a buffer of the same size.
-    let weights = 12u128 * args.hidden as u128 * args.width as u128;
-    let experts = weights.saturating_mul(top_k as u128).max(u128::from(args.working_set));
-    let wanted = experts.saturating_add(u128::from(args.working_set));
-    if args.working_set < 1 << 20 {
-        let text = "--working-set must be at least 1M, and more than the processor caches to mean much";
-        return Err(Failure::new(Kind::Usage, text));
-    }
-    if wanted > u128::from(machine.headroom()) {
-        return Err(Failure::new(
-            Kind::Budget,
-            format!(
-                "experts and the buffer that they are compared with need {wanted} bytes, and {} are free: lower --working-set, --hidden, --width or --top-k",
-                machine.headroom()
-            ),
-        ));
-    }
-    Ok(())
-}
-
-/// A model that was measured, and how it was set.
-struct Measured {
-    report: DecodeReport,
-    resolved: Resolved,
-}
-
-fn measure_model(dir: &Path, rounds: usize, settings: &Settings) -> Result<Measured, Failure> {
-    let loading = Bar::bytes("loading", 0, settings.json());
-    let progress = |done: u64, total: u64| {
-        loading.set_length(total);
-        loading.set_position(done);
-    };
-    let telemetry = Arc::new(Telemetry::new(Vec::new()));
-    let engine = Engine::open(dir, &engine_options(settings), telemetry, &progress)
-        .map_err(|error| failure(&error))?;
-    loading.finish();
-    let bytes = bytes_per_token(&engine)?;
-    let prompt = PROMPT.min(engine.context() / 2);
-    let tokens = TOKENS.min(engine.context() - prompt);
-    let options = DecodeOptions { prompt, tokens, rounds, seed: 0 };
-    let bar = Bar::items("decode", rounds as u64 + 1, settings.json());
-    let report = decode::measure(&engine, &options, bytes, &mut |_| bar.advance(1))
-        .map_err(|error| failure(&error))?
-        .ok_or_else(|| Failure::new(Kind::Failed, "no round of decoding was measured"))?;
-    Ok(Measured { report, resolved: engine.resolved().clone() })
-}
-
-fn bytes_per_token(engine: &Engine) -> Result<u64, Failure> {
-    let (checkpoint, plan) = (engine.checkpoint(), engine.plan());
-    let inventory = plan.inventory();
-    let places = expert_places(checkpoint, &inventory, false)
-        .map_err(|error| Failure::from_error(Kind::Model, &error))?;
-    let cost = TokenCost::of(plan, &inventory, &places, |spec| {
-        Ok::<_, metaltail_container::Error>(checkpoint.matrix(spec)?.layout.bytes() as u64)
-    });
-    Ok(cost.map_err(|error| Failure::from_error(Kind::Model, &error))?.resident())
-}
-
-impl Measured {
-    /// Whether every look-up of the measured rounds was answered from memory.
-    fn resident(&self) -> bool {
-        self.report.hit_rate >= 1.0
-    }
-
-    fn to_json(&self) -> Value {
-        let mut object = json!(self.report);
-        object["resident"] = json!(self.resident());
-        object["config"] = resolved_json(&self.resolved);
-        object
-    }
-
-    fn to_words(&self) -> String {
-        let report = &self.report;
-        let row = |name: &str, value: String| vec![name.to_owned(), value];
-        let rows = [
-            row("bytes a token", size(report.bytes_per_token)),
-            row("decode, tokens/s", report.decode_tokens_per_second.to_string()),
-            row("decode, GB/s", report.decode_gb_per_second.to_string()),
-            row("plain read, GB/s", report.ceiling_gb_per_second.to_string()),
-            row("decode of plain read", report.of_ceiling.to_string()),
-            row("prefill, tokens/s", report.prefill_tokens_per_second.to_string()),
-        ];
-        let model = self.resolved.model.display();
-        let mut text = format!("\n{model}, {} threads\n{}", self.resolved.threads, table(&rows, &[]));
-        if !self.resident() {
-            text.push_str(&format!(
-                "note: {:.3} % of the experts looked up were in memory, the rest was read from the drive: this is not the speed of a resident model. More --ram or a larger --cap holds them all\n",
-                100.0 * report.hit_rate
-            ));
-        }
-        text
-    }
-}
-
-fn kernel_words(report: &KernelReport) -> String {
-    let [hidden, width, top_k] = report.shape;
-    let mut text = format!(
-        "{}, {} threads; experts {hidden} × {width}, {top_k} a pass, one row\nplain read: {} GB/s\n\n",
-        report.isa, report.threads, report.ceiling_gb_per_second
-    );
-    let header = ["format", "activations", "an expert", "GB/s", "of plain read"];
-    let mut rows = vec![header.map(str::to_owned).to_vec()];
-    for row in &report.rows {
-        rows.push(vec![
-            row.format.clone(),
-            row.activations.to_owned(),
-            size(row.expert_bytes as u64),
-            row.gb_per_second.to_string(),
-            row.of_ceiling.to_string(),
-        ]);
-    }
-    text.push_str(&table(&rows, &[false, false, true, false, false]));
-    text
-}
-
-/// What the figures were measured on; null where the system does not say.
-fn machine() -> Value {
-    let cpu = std::fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("model name"))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    });
-    let memory = Machine::probe().ok();
-    json!({
-        "program": env!("CARGO_PKG_VERSION"),
-        "optimised": !cfg!(debug_assertions),
-        "system": std::env::consts::OS,
-        "architecture": std::env::consts::ARCH,
-        "processor": cpu,
-        "logical_processors": std::thread::available_parallelism().ok().map(|n| n.get()),
-        "physical_cores": default_threads(),
-        "memory_bytes": memory.as_ref().map(|memory| memory.total),
-        "memory_available_bytes": memory.as_ref().map(|memory| memory.available),
-    })
 }

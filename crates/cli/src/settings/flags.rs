@@ -30,6 +30,10 @@ pub struct Flags {
     /// what the memory allows
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = whole::<0, MAX_CAP>, help_heading = "Memory and storage")]
     pub cap: Option<usize>,
+    /// Whether the cache grows while running where memory allows; default: on, off where --cap is given
+    #[arg(long, value_name = "ON|OFF", value_parser = on_off, help_heading = "Memory and storage")]
+    #[serde(serialize_with = "as_on_off")]
+    pub cap_growth: Option<bool>,
     /// Which expert makes room for another
     #[arg(long, value_enum, value_name = "POLICY", help_heading = "Memory and storage")]
     pub policy: Option<Policy>,
@@ -62,6 +66,11 @@ pub struct Flags {
     #[arg(long, value_name = "ON|OFF", value_parser = on_off, help_heading = "Memory and storage")]
     #[serde(serialize_with = "as_on_off")]
     pub checksums: Option<bool>,
+    /// Whether experts that will probably be needed are read while the drive is idle: on or off; on tries it
+    /// and goes on where it pays
+    #[arg(long, value_name = "ON|OFF", value_parser = on_off, help_heading = "Memory and storage")]
+    #[serde(serialize_with = "as_on_off")]
+    pub prefetch: Option<bool>,
 
     /// Prompt tokens computed at once
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = whole::<1, 65_536>, help_heading = "Computation")]
@@ -120,8 +129,9 @@ pub struct Flags {
 /// Which model.
 #[derive(Args, Clone, Debug, Default, Serialize)]
 pub struct ModelFlags {
-    /// Directory of the model: a Hugging Face checkpoint, a colibrì directory or a slab container
-    #[arg(long, value_name = "DIR")]
+    /// Directory of the model: a Hugging Face checkpoint, a colibrì directory or a slab container; DIR,DIR
+    /// for several drives with copies or parts of it
+    #[arg(long, value_name = "DIR[,DIR]")]
     #[serde(serialize_with = "lossy")]
     pub model: Option<PathBuf>,
 }

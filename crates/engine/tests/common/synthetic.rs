@@ -25,7 +25,16 @@ pub struct Synthetic {
 
 impl Synthetic {
     pub fn new(like: Like, options: &SynthOptions) -> Synthetic {
-        let mut config = config(like, None, None).unwrap();
+        Synthetic::sized(like, (None, None), options)
+    }
+
+    /// With so many layers and experts a layer.
+    pub fn sized(
+        like: Like,
+        (layers, experts): (Option<u32>, Option<u32>),
+        options: &SynthOptions,
+    ) -> Synthetic {
+        let mut config = config(like, layers, experts).unwrap();
         config["index_topk"] = INDEX_TOPK.into();
         let plan = Plan::from_config(&config).unwrap();
         let inventory = plan.inventory();

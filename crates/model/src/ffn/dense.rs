@@ -1,9 +1,10 @@
 //! SwiGLU on resident matrices: leading dense layers and shared experts.
 
 use metaltail_kernels::silu_mul;
+use metaltail_store::ExpertStore;
 
 use crate::error::ModelError;
-use crate::ffn::{Experts, FeedForward};
+use crate::ffn::{Experts, FeedForward, Foresight};
 use crate::linear::Linear;
 use crate::load::Loader;
 use crate::step::StepContext;
@@ -46,6 +47,7 @@ impl FeedForward for SwiGlu {
         _experts: &mut Experts<'_>,
         h: &[f32],
         out: &mut [f32],
+        _ahead: &mut dyn FnMut(&ExpertStore, &mut Foresight),
     ) -> Result<(), ModelError> {
         out.copy_from_slice(&self.compute(cx, h));
         Ok(())

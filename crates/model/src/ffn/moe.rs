@@ -3,12 +3,12 @@
 use metaltail_container::{ExpertPlace, PartPlace};
 use metaltail_kernels::{Completion, ExpertTask, ExpertWeights};
 use metaltail_quant::MatrixRef;
-use metaltail_store::{Lease, StoreError};
+use metaltail_store::{ExpertStore, Lease, StoreError};
 
 use crate::error::ModelError;
 use crate::ffn::dense::SwiGlu;
 use crate::ffn::router::{self, Choice};
-use crate::ffn::{Experts, FeedForward, top_p};
+use crate::ffn::{Experts, FeedForward, Foresight, top_p};
 use crate::linear::Linear;
 use crate::load::Loader;
 use crate::observer::{ModelEvent, Selected};
@@ -50,12 +50,11 @@ impl Moe {
         Ok(Moe { plan: plan.clone(), layer, hidden, router, bias, shared, parts })
     }
 
-    /// Experts of every row, and one event that accounts for all of them.
-    fn route(&self, cx: &StepContext<'_, '_>, h: &[f32]) -> Vec<Choice> {
-        let n = cx.rows.len();
-        let logits = self.router.forward(cx.kernels, cx.pool, h, n);
+    /// Experts of every row, and how many rows had scores that are not numbers.
+    fn choices(&self, cx: &StepContext<'_, '_>, h: &[f32]) -> (Vec<Choice>, usize) {
+        let logits = self.router.forward(cx.kernels, cx.pool, h, cx.rows.len());
         let mut broken_rows = 0;
-        let choices: Vec<Choice> = logits
+        let choices = logits
             .chunks(self.plan.experts)
             .map(|logits| {
                 let bias = self.bias.as_deref();
@@ -64,9 +63,14 @@ impl Moe {
                 choice
             })
             .collect();
-        if broken_rows > 0 {
-            let (layer, rows) = (self.layer, broken_rows);
-            cx.observer.on_model(&ModelEvent::RouterNotANumber { layer, rows });
+        (choices, broken_rows)
+    }
+
+    /// Experts of every row, and one event that accounts for all of them.
+    fn route(&self, cx: &StepContext<'_, '_>, h: &[f32]) -> Vec<Choice> {
+        let (choices, rows) = self.choices(cx, h);
+        if rows > 0 {
+            cx.observer.on_model(&ModelEvent::RouterNotANumber { layer: self.layer, rows });
         }
         choices
     }
@@ -90,11 +94,13 @@ impl Moe {
     fn compute(
         &self,
         experts: &mut Experts<'_>,
+        choices: &[Choice],
         union: &Union,
         held: &mut Vec<Lease>,
-        mut between: impl FnMut(),
+        mut between: impl FnMut(&ExpertStore, &mut Foresight, usize),
     ) -> Result<(), ModelError> {
-        let mut fetch = experts.store.fetch(self.layer, &union.experts)?;
+        let mut fetch = experts.store.fetch_rows(self.layer, &union.experts, choices)?;
+        let loading = fetch.pending();
         let mut first = true;
         loop {
             let batch = match fetch.next_batch() {
@@ -119,7 +125,7 @@ impl Moe {
                 Completion::InFlight => held.extend(batch.into_iter().map(|(_, lease)| lease)),
             }
             if std::mem::take(&mut first) {
-                between();
+                between(experts.store, &mut experts.foresight, loading);
             }
         }
     }
@@ -169,6 +175,7 @@ impl FeedForward for Moe {
         experts: &mut Experts<'_>,
         h: &[f32],
         out: &mut [f32],
+        ahead: &mut dyn FnMut(&ExpertStore, &mut Foresight),
     ) -> Result<(), ModelError> {
         let chosen = self.route(cx, h);
         cx.observer.on_selected(&Selected { layer: self.layer, rows: &chosen });
@@ -184,11 +191,16 @@ impl FeedForward for Moe {
             selections,
             distinct: union.experts.len(),
         });
+        experts.foresight.compare(self.layer, &union.experts, cx.observer);
         experts.compute.begin(h, self.hidden, choices.len() * self.plan.top_k)?;
         // The shared expert is computed while the misses load.
         let mut shared = None;
         let mut held = Vec::new();
-        let submitted = self.compute(experts, &union, &mut held, || {
+        let submitted = self.compute(experts, &choices, &union, &mut held, |store, foresight, loading| {
+            // While this layer loads, a guess made from its output will be better and in time.
+            if loading == 0 || foresight.measures() {
+                ahead(store, foresight);
+            }
             shared = self.shared.as_ref().map(|shared| shared.compute(cx, h));
         });
         // Before leases are given up the device is waited for, after a failed read too.
@@ -207,6 +219,15 @@ impl FeedForward for Moe {
             }
         }
         Ok(())
+    }
+
+    fn foresee(&self, cx: &StepContext<'_, '_>, h: &[f32]) -> Option<(u32, Vec<u32>)> {
+        let (choices, _) = self.choices(cx, h);
+        let mut all: Vec<(u32, f32)> = choices.into_iter().flatten().collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let mut seen = vec![false; self.plan.experts];
+        all.retain(|&(expert, _)| !std::mem::replace(&mut seen[expert as usize], true));
+        Some((self.layer, all.into_iter().map(|(expert, _)| expert).collect()))
     }
 }
 

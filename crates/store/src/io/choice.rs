@@ -11,6 +11,8 @@ use crate::probe::{Limits, Measured, Target, Way, measure, uring_works};
 
 /// Longest time of one measurement; at most three decide, and one more for each further drive.
 const TIME: Duration = Duration::from_millis(80);
+/// Reads of a measurement are cut to this, so that a slow drive ends the few that must be read in time.
+const PIECE: u64 = 4 << 20;
 /// Most bytes of one measurement.
 const BYTES: u64 = 256 << 20;
 /// How much faster the other way must be than the one that is preferred: direct reads leave the page cache
@@ -87,7 +89,7 @@ pub(crate) fn choose(
     let runs = layers.iter().flat_map(|l| &l.experts).flat_map(|e| &e.runs);
     let bytes = runs.fold(0u64, |sum, run| sum.saturating_add(run.len));
     let large = wish.available.is_none_or(|available| bytes > available / 4);
-    let target = drives.first().map(|drive| drive.target(layers)).unwrap_or_default();
+    let target = drives.first().map(|drive| drive.target(layers).in_pieces(PIECE)).unwrap_or_default();
     let gauge = Gauge { target, wish, large };
     let (readers, direct, reason, makeshift) = gauge.direct(drives)?;
     let (uring, uring_reason) = gauge.carrier(direct)?;
@@ -105,7 +107,7 @@ fn open_all(drives: &[DriveFiles], direct: bool) -> Result<Vec<FileReader>, Stor
 /// A drive's rate for the choice between several.
 fn rate(target: &Target, direct: bool, wish: &Wish) -> Option<f64> {
     let way = Way { direct, uring: false, depth: wish.loaders };
-    let measured = measure(target, way, limits(9)).ok()?;
+    let measured = measure(&target.in_pieces(PIECE), way, limits(9)).ok()?;
     Some(measured.bytes_per_second()).filter(|&rate| rate > 0.0)
 }
 

@@ -5,26 +5,26 @@
 //! carry without anyone waiting for it, and an equal one half.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use metaltail_container::Extent;
 
 use super::{ExpertReader, RunFault};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// Most drives of a store: sets of them are words of 64 bits.
 pub(crate) const MOST: usize = 64;
 
 /// Weight of the newest rate in the moving average.
 const NEWEST: f64 = 0.2;
-/// What a passed-over drive's rate gains each time, up to what it was at opening: one that was slow for a
-/// while is tried again.
-const FORGIVING: f64 = 1.005;
+/// What a passed-over drive's rate gains each time, up to what it was at opening (where it was not measured
+/// then, up to the fastest): one that was slow for a while is tried again.
+const FORGIVING: f64 = 1.002;
 /// Failures in succession after which a file's copy is set aside, while another is left.
 const COPY_PATIENCE: u32 = 3;
-/// The same for a whole drive.
-const DRIVE_PATIENCE: u32 = 8;
+/// The same for a whole drive, over several files: failures of copies that are set aside already count no more.
+const DRIVE_PATIENCE: u32 = 2 * COPY_PATIENCE;
 
 /// What one drive carried since the store was opened.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,8 +55,8 @@ struct Pace {
     outstanding: u64,
     /// Bytes a second; 0 until measured.
     rate: f64,
-    /// The rate at opening, or the first one measured.
-    opening: f64,
+    /// The rate at opening, where it was measured.
+    opening: Option<f64>,
     /// Failures since the last success.
     failures: u32,
     set_aside: bool,
@@ -94,8 +94,13 @@ impl Drives {
     /// `drives` are named readers that number the same files; `rates` their bytes a second, where measured.
     pub(crate) fn new(drives: Vec<(PathBuf, Box<dyn ExpertReader>)>, rates: &[Option<f64>]) -> Drives {
         let pace = |(at, (_, reader)): (usize, &(PathBuf, Box<dyn ExpertReader>))| {
-            let rate = rates.get(at).copied().flatten().unwrap_or(0.0);
-            Pace { rate, opening: rate, copies: vec![(0, false); reader.files()], ..Pace::default() }
+            let opening = rates.get(at).copied().flatten();
+            Pace {
+                rate: opening.unwrap_or(0.0),
+                opening,
+                copies: vec![(0, false); reader.files()],
+                ..Pace::default()
+            }
         };
         let paces = Mutex::new(drives.iter().enumerate().map(pace).collect());
         let drive =
@@ -111,6 +116,11 @@ impl Drives {
     /// A drive's reader.
     pub(crate) fn reader(&self, drive: usize) -> &dyn ExpertReader {
         &*self.drives[drive].reader
+    }
+
+    /// Whether a file lies on more than one drive.
+    pub(crate) fn has_copies(&self, file: u32) -> bool {
+        self.drives.iter().filter(|drive| drive.reader.has(file)).nth(1).is_some()
     }
 
     /// Path of a file on the first drive that has it.
@@ -132,7 +142,11 @@ impl Drives {
         let untried = |&drive: &usize| tried & (1 << drive) == 0 && self.reader(drive).has(file);
         let fastest = paces.iter().map(|p| p.rate).fold(0.0, f64::max);
         let finish = |pace: &Pace| {
-            // A drive that was never measured is taken to be as fast as the fastest.
+            // A drive that was never measured gets one part at once, to be measured by, and is taken to be
+            // as fast as the fastest meanwhile.
+            if pace.rate == 0.0 && pace.outstanding == 0 {
+                return 0.0;
+            }
             let rate = if pace.rate > 0.0 { pace.rate } else { fastest.max(1.0) };
             (pace.outstanding + part.len) as f64 / rate
         };
@@ -143,8 +157,9 @@ impl Drives {
         };
         let drive = (0..self.drives.len()).filter(untried).min_by(better)?;
         for (other, pace) in paces.iter_mut().enumerate() {
-            if other != drive && pace.rate < pace.opening {
-                pace.rate = (pace.rate * FORGIVING).min(pace.opening);
+            let most = pace.opening.unwrap_or(fastest);
+            if other != drive && pace.rate < most {
+                pace.rate = (pace.rate * FORGIVING).min(most);
             }
         }
         paces[drive].outstanding += part.len;
@@ -206,18 +221,18 @@ impl Drives {
         };
         let another = others(paces, file);
         let pace = &mut paces[at];
-        pace.failures += 1;
-        let copy = &mut pace.copies[file as usize];
+        let copy = pace.copies.get_mut(file as usize).filter(|copy| !copy.1)?;
         copy.0 += 1;
-        if pace.failures >= DRIVE_PATIENCE && another && !pace.set_aside {
+        pace.failures += 1;
+        if !another || pace.set_aside {
+            return None;
+        }
+        if pace.failures >= DRIVE_PATIENCE {
             pace.set_aside = true;
             return Some(true);
         }
-        if copy.0 >= COPY_PATIENCE && another && !copy.1 && !pace.set_aside {
-            copy.1 = true;
-            return Some(false);
-        }
-        None
+        copy.1 = copy.0 >= COPY_PATIENCE;
+        copy.1.then_some(false)
     }
 
     /// Reads nothing from a file's copy any more while there is another.
@@ -254,9 +269,6 @@ impl Pace {
         }
         let sample = turn.ahead as f64 / took.as_secs_f64().max(1e-9);
         self.rate = if self.rate > 0.0 { self.rate + NEWEST * (sample - self.rate) } else { sample };
-        if self.opening == 0.0 {
-            self.opening = sample;
-        }
     }
 }
 
@@ -331,7 +343,7 @@ mod tests {
         let drives = drives(&[Some(1e9), Some(1e9)]);
         simulate(&drives, &[1e9, 1e7], 200, 4);
         let before = drives.figures()[1].bytes;
-        simulate(&drives, &[1e9, 1e9], 2000, 4);
+        simulate(&drives, &[1e9, 1e9], 6000, 4);
         assert!(drives.figures()[1].bytes > before + 500 * PART);
     }
 
@@ -356,13 +368,16 @@ mod tests {
     fn a_drive_that_fails_everywhere_is_set_aside_whole_and_the_last_never() {
         let drives = drives(&[Some(9e9), Some(1e6)]);
         let fault = RunFault { got: 0, source: None };
-        let fail = |drive: usize| {
-            let turn = drives.choose(part(0), !(1u64 << drive)).unwrap();
+        let fail = |drive: usize, file| {
+            let turn = drives.choose(part(file), !(1u64 << drive)).unwrap();
             drives.settle(&turn, 0, 1, Some(&fault))
         };
-        let notices: Vec<String> = (0..20).filter_map(|_| fail(0)).collect();
-        assert!(notices.last().is_some_and(|text| text.contains("drive-0")), "{notices:?}");
-        assert_eq!((0..20).filter_map(|_| fail(1)).count(), 0, "there is no other");
+        // Reads of one file that were under way when it was set aside say nothing new.
+        let notices: Vec<String> = (0..20).filter_map(|_| fail(0, 0)).collect();
+        assert!(matches!(&notices[..], [text] if text.contains("memory-0")), "{notices:?}");
+        let notices: Vec<String> = (0..20).filter_map(|_| fail(0, 1)).collect();
+        assert!(matches!(&notices[..], [text] if text.contains("drive-0")), "{notices:?}");
+        assert_eq!((0..20).filter_map(|n| fail(1, n % 2)).count(), 0, "there is no other");
         let aside: Vec<bool> = drives.figures().iter().map(|f| f.set_aside).collect();
         assert_eq!(aside, [true, false]);
     }

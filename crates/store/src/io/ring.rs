@@ -40,7 +40,8 @@ pub(crate) struct Ring<T> {
 /// # Errors
 /// Why not, as a clause.
 pub(crate) fn available() -> Result<(), String> {
-    let ring = IoUring::new(2).map_err(|e| refusal(&e))?;
+    // As large as those that read, since limits go by size.
+    let ring = IoUring::new(64).map_err(|e| refusal(&e))?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe).map_err(|e| format!("the kernel is too old for it: {e}"))?;
     if probe.is_supported(opcode::Read::CODE) && probe.is_supported(opcode::PollAdd::CODE) {
@@ -269,6 +270,21 @@ mod tests {
         rustix::io::write(&other_end, b"abc").unwrap();
         waiting.join().unwrap();
         assert_eq!(&arena.begin_write(0).unwrap()[..3], b"abc");
+    }
+
+    #[test]
+    fn reads_that_cannot_be_waited_for_keep_their_memory_for_ever() {
+        let Some((mut ring, _file)) = ring(2) else { return };
+        let arena = Arc::new(Arena::new(&[(8192, 1)]).unwrap());
+        let (end, _other_end) = std::io::pipe().unwrap();
+        ring.files[1] = Some(end.as_raw_fd());
+        ring.registered = false;
+        ring.read(1, 0, piece(&arena, 0), 0..3, 7).ok().unwrap();
+        ring.ring.submit().unwrap();
+        assert_eq!(ring.abandon(), [7]);
+        assert_eq!(ring.under_way(), 0);
+        drop(ring);
+        assert!(arena.begin_write(0).is_none());
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! One load and its parts.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::arena::{SlotPiece, SlotWrite};
 use crate::error::StoreError;
 use crate::geometry::Segment;
 use crate::io::{Drives, RunFault, Traffic};
+use crate::sync::{Mutex, MutexGuard};
 use crate::table::Job;
 
 /// What the parts of a load brought so far.

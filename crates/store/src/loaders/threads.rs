@@ -2,13 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use super::Carrier;
 use super::load::Part;
 use super::work::{Work, panicked};
 use crate::error::StoreError;
 use crate::io::{Traffic, read_run};
+use crate::sync::thread::{self, JoinHandle};
 
 pub(super) struct Threads {
     work: Arc<Work>,
@@ -20,7 +20,7 @@ impl Threads {
         let mut all = Threads { work: Arc::clone(work), threads: Vec::with_capacity(count) };
         for number in 0..count {
             let work = Arc::clone(work);
-            let thread = std::thread::Builder::new()
+            let thread = thread::Builder::new()
                 .name(format!("mt-loader-{number}"))
                 .spawn(move || {
                     while let Some(part) = work.wait_next() {

@@ -16,6 +16,7 @@ use crate::event::StoreEvent;
 use crate::geometry::Segment;
 use crate::io::ring::{Done, Ring};
 use crate::io::{RunFault, Traffic, Turn, Window, retried};
+use crate::table::Ended;
 
 /// Reads at a time; more parts than that wait in the queue, where demand still overtakes speculation.
 const DEPTH: usize = 32;
@@ -128,7 +129,7 @@ impl Loop {
 
     /// Begins to read a part from the drive that is best now.
     fn begin(&mut self, part: Part) {
-        self.ahead += usize::from(part.load.job.speculative);
+        self.ahead += usize::from(part.load.job.is_ahead());
         match self.work.choose(&part) {
             Ok(turn) => {
                 let align = self.work.shared().drives.reader(turn.drive).alignment();
@@ -156,6 +157,8 @@ impl Loop {
     /// Continues a part, asks another drive for it, or ends it.
     fn ended(&mut self, (pages, mut flight, result): Done<Flight>) {
         flight.traffic.calls += 1;
+        #[cfg(test)]
+        let result = self.bent(&flight, result);
         let fault = match result {
             Ok(n) => {
                 flight.traffic.bytes += n as u64;
@@ -170,13 +173,21 @@ impl Loop {
         self.settle(pages, flight, fault);
     }
 
+    /// What a double makes of a completion.
+    #[cfg(test)]
+    fn bent(&self, flight: &Flight, result: std::io::Result<usize>) -> std::io::Result<usize> {
+        let (offset, range) = flight.window.next().unwrap_or_default();
+        let reader = self.work.shared().drives.reader(flight.turn.drive);
+        reader.completed(flight.segment.run.file, offset, range.len(), result)
+    }
+
     fn settle(&mut self, pages: SlotPiece, flight: Flight, fault: Option<RunFault>) {
         let Flight { load, segment, tried, turn, mut traffic, .. } = flight;
         traffic.service = turn.began().elapsed();
         let mut part = Part { load, segment, pages, tried };
         match self.work.settle(&mut part, &turn, traffic, fault) {
             Ok(true) => {
-                self.ahead -= usize::from(part.load.job.speculative);
+                self.ahead -= usize::from(part.load.job.is_ahead());
                 self.begin(part);
             }
             Ok(false) => self.end(part, Ok(turn.drive)),
@@ -185,7 +196,7 @@ impl Loop {
     }
 
     fn end(&mut self, part: Part, outcome: Result<usize, StoreError>) {
-        self.ahead -= usize::from(part.load.job.speculative);
+        self.ahead -= usize::from(part.load.job.is_ahead());
         let Some(landed) = part.end(outcome) else { return };
         if !self.work.needs_check(&landed) {
             return self.work.finish(landed);
@@ -206,7 +217,7 @@ impl Loop {
         work.shared().emit(&StoreEvent::Notice(text));
         for slot in slots {
             let lost = StoreError::Uring { reason: format!("it broke while it read: {why}") };
-            work.shared().complete(slot, Err(lost));
+            work.shared().complete(slot, Ended::Failed(lost));
         }
         while let Some(part) = work.wait_next() {
             threads::carry_out(&work, part);

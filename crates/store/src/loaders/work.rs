@@ -3,16 +3,17 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::load::{Landed, Load, Part};
 use super::mend;
 use crate::error::StoreError;
-use crate::event::StoreEvent;
+use crate::event::{LoadRank, StoreEvent};
 use crate::geometry::{Segment, segments};
 use crate::io::{RunFault, Turn, cut};
 use crate::store::Shared;
-use crate::table::Job;
+use crate::sync::{Mutex, MutexGuard};
+use crate::table::{Ended, Job};
 
 /// Length of parts where nothing was said and parts are of use: with several drives, so that all of them
 /// read one expert; and in loads ahead of need, which are called off between parts.
@@ -59,7 +60,7 @@ impl Work {
                 }
             } else if let Some(job) = self.shared.try_next_job() {
                 match self.begin(job) {
-                    Some(part) if job.speculative && !ahead => self.queue().ahead.push_front(part),
+                    Some(part) if job.is_ahead() && !ahead => self.queue().ahead.push_front(part),
                     Some(part) => return Some(part),
                     None => {}
                 }
@@ -106,14 +107,14 @@ impl Work {
                 let others = rest.len();
                 if others > 0 {
                     let mut queue = self.queue();
-                    if job.speculative { &mut queue.ahead } else { &mut queue.demanded }.extend(rest);
+                    if job.is_ahead() { &mut queue.ahead } else { &mut queue.demanded }.extend(rest);
                     drop(queue);
                     (0..others).for_each(|_| self.shared.bell.ring());
                 }
                 Some(first)
             }
             Err(e) => {
-                self.shared.complete(job.slot, Err(e));
+                self.shared.complete(job.slot, Ended::Failed(e));
                 None
             }
         }
@@ -126,7 +127,7 @@ impl Work {
         let slot = shared.arena.begin_write(job.slot).ok_or_else(|| {
             StoreError::Internal(format!("slot {} was free in the table and leased in the arena", job.slot))
         })?;
-        let several = shared.drives.len() > 1 || job.speculative;
+        let several = shared.drives.len() > 1 || job.is_ahead();
         let longest = self.chunk.or(several.then_some(PART)).unwrap_or(u64::MAX);
         let cuts: Vec<Segment> = segments(shared.place(job.id)).flat_map(|s| stretches(s, longest)).collect();
         let ranges: Vec<Range<usize>> = cuts.iter().map(|s| s.start..s.start + s.span).collect();
@@ -178,7 +179,7 @@ impl Work {
     pub(super) fn finish(&self, landed: Landed) {
         let job = landed.load.job;
         let caught = catch_unwind(AssertUnwindSafe(|| self.deliver(landed)));
-        self.shared.complete(job.slot, caught.unwrap_or_else(|_| Err(panicked())));
+        self.shared.complete(job.slot, caught.unwrap_or_else(|_| Ended::Failed(panicked())));
     }
 
     /// Whether the end of this load takes long: its checksum is to be computed.
@@ -187,18 +188,19 @@ impl Work {
         landed.fault.is_none() && self.shared.place(id).checksum.is_some() && self.shared.needs_check(id)
     }
 
-    fn deliver(&self, landed: Landed) -> Result<u64, StoreError> {
+    fn deliver(&self, landed: Landed) -> Ended {
         let Landed { load, mut slot, traffic, fault, sources } = landed;
-        let (layer, expert) = (load.layer, load.job.id.expert);
+        let (layer, expert, rank) = (load.layer, load.job.id.expert, load.job.rank);
         let crate::io::Traffic { bytes, calls, service } = traffic;
         let ok = fault.is_none();
-        self.shared.emit(&StoreEvent::ReadFinished { layer, expert, bytes, calls, service, ok });
+        self.shared.emit(&StoreEvent::ReadFinished { layer, expert, bytes, calls, service, rank, ok });
         match fault {
-            Some(e) => Err(e),
-            None => {
-                mend::verify(&self.shared, load.job.id, &mut slot, sources)?;
-                Ok(slot.generation())
-            }
+            Some(StoreError::Cancelled { .. }) if rank != LoadRank::Demand => Ended::Stopped,
+            Some(e) => Ended::Failed(e),
+            None => match mend::verify(&self.shared, load.job.id, &mut slot, sources) {
+                Ok(()) => Ended::Loaded { generation: slot.generation(), bytes },
+                Err(e) => Ended::Failed(e),
+            },
         }
     }
 }

@@ -74,6 +74,9 @@ struct Slot {
     spoke: u32,
 }
 
+/// A slot that keeps nothing.
+const EMPTY: Slot = Slot { id: ExpertId { layer: 0, expert: 0 }, scope: 0, bucket: 0, spoke: NONE };
+
 /// The bucket of a value: a straight line in each octave.
 pub(super) fn bucket(value: u64) -> u32 {
     let value = value.max(1 << LOWEST_OCTAVE);
@@ -85,12 +88,10 @@ pub(super) fn bucket(value: u64) -> u32 {
 impl Frecency {
     /// A policy of this shape.
     pub fn new(shape: &PolicyShape) -> Frecency {
-        let id = ExpertId { layer: 0, expert: 0 };
-        let slot = Slot { id, scope: 0, bucket: 0, spoke: NONE };
         Frecency {
             rates: PerExpert::new(&shape.experts, Rates::default()),
             ticks: vec![0; shape.experts.len()],
-            slots: vec![slot; shape.slots],
+            slots: vec![EMPTY; shape.slots],
             buckets: Lists::new(shape.scopes * BUCKETS, shape.slots),
             filled: vec![0; shape.scopes],
             wheel: Lists::new(shape.experts.len() * SPOKES as usize, shape.slots),
@@ -223,6 +224,12 @@ impl Replacement for Frecency {
     fn removed(&mut self, _scope: u32, slot: u32) {
         self.take(slot);
         self.forget(slot);
+    }
+
+    fn grow(&mut self, slots: usize) {
+        self.slots.resize(slots, EMPTY);
+        self.buckets.grow(slots);
+        self.wheel.grow(slots);
     }
 
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {

@@ -149,6 +149,12 @@ impl Replacement for Lfu {
         self.take(scope, slot);
     }
 
+    fn grow(&mut self, slots: usize) {
+        self.ids.resize(slots, ExpertId { layer: 0, expert: 0 });
+        self.places.resize(slots, 0);
+        self.lists.grow(slots);
+    }
+
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {
         let ring = &self.rings[scope as usize];
         let mut place = ring.base;

@@ -28,6 +28,11 @@ impl Lists {
         }
     }
 
+    /// There are `slots` slots from now on.
+    pub(super) fn grow(&mut self, slots: usize) {
+        self.links.resize(slots, Link { older: NONE, newer: NONE });
+    }
+
     pub(super) fn push_newest(&mut self, list: usize, slot: u32) {
         let ends = &mut self.ends[list];
         let older = std::mem::replace(&mut ends.newest, slot);

@@ -29,6 +29,10 @@ impl Replacement for Lru {
         self.lists.unlink(scope as usize, slot);
     }
 
+    fn grow(&mut self, slots: usize) {
+        self.lists.grow(slots);
+    }
+
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {
         self.lists.oldest_that(scope as usize, evictable)
     }

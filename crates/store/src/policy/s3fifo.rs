@@ -27,6 +27,9 @@ struct Slot {
     uses: u8,
 }
 
+/// A slot that keeps nothing.
+const EMPTY: Slot = Slot { id: ExpertId { layer: 0, expert: 0 }, main: false, uses: 0 };
+
 #[derive(Clone, Copy, Default)]
 struct Counts {
     small: usize,
@@ -37,10 +40,9 @@ struct Counts {
 impl S3Fifo {
     /// A policy of this shape.
     pub fn new(shape: &PolicyShape) -> S3Fifo {
-        let slot = Slot { id: ExpertId { layer: 0, expert: 0 }, main: false, uses: 0 };
         S3Fifo {
             lists: Lists::new(2 * shape.scopes, shape.slots),
-            slots: vec![slot; shape.slots],
+            slots: vec![EMPTY; shape.slots],
             scopes: vec![Counts::default(); shape.scopes],
             left: PerExpert::new(&shape.experts, 0),
         }
@@ -87,6 +89,11 @@ impl Replacement for S3Fifo {
             counts.departures += 1;
             *self.left.get_mut(id) = counts.departures;
         }
+    }
+
+    fn grow(&mut self, slots: usize) {
+        self.lists.grow(slots);
+        self.slots.resize(slots, EMPTY);
     }
 
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {

@@ -36,6 +36,11 @@ impl Replacement for Sieve {
         self.lists.unlink(scope as usize, slot);
     }
 
+    fn grow(&mut self, slots: usize) {
+        self.lists.grow(slots);
+        self.used.resize(slots, false);
+    }
+
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {
         let list = scope as usize;
         let mut slot = self.hands[list];

@@ -69,6 +69,11 @@ impl Replacement for Slru {
         self.balance(scope);
     }
 
+    fn grow(&mut self, slots: usize) {
+        self.lists.grow(slots);
+        self.protected.resize(slots, false);
+    }
+
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {
         let list = 2 * scope as usize;
         self.lists.oldest_that(list, evictable).or_else(|| self.lists.oldest_that(list + 1, evictable))

@@ -65,8 +65,9 @@ fn rounded(run: Extent, granule: u64) -> Extent {
     Extent { file: run.file, offset, len: len.checked_next_multiple_of(granule).unwrap_or(len) }
 }
 
-/// Bytes of `pages` that lie in the page cache; `None` where the system does not tell.
-fn resident(file: &File, pages: Extent) -> Option<u64> {
+/// Bytes of `pages` that lie in the page cache; `None` where the system does not tell. `pages` begin at
+/// a whole page.
+pub(crate) fn resident(file: &File, pages: Extent) -> Option<u64> {
     // Nothing beyond the end of the file is cached.
     let len = file.metadata().ok()?.len().saturating_sub(pages.offset).min(pages.len);
     if len == 0 {

@@ -264,6 +264,10 @@ impl Replacement for Belady {
         self.queues[scope as usize].remove(&(self.dates[slot as usize], slot));
     }
 
+    fn grow(&mut self, slots: usize) {
+        self.dates.resize(slots, 0);
+    }
+
     fn victim(&mut self, scope: u32, evictable: &dyn Fn(u32) -> bool) -> Option<u32> {
         self.queues[scope as usize].iter().rev().map(|&(_, slot)| slot).find(|&slot| evictable(slot))
     }

@@ -58,7 +58,9 @@ fn three_faults_have_three_texts_and_the_other_experts_still_come() {
         assert_eq!(came, 3);
         let failed =
             recorder.take().into_iter().find(|e| matches!(e, StoreEvent::ReadFinished { ok: false, .. }));
-        assert!(matches!(failed, Some(StoreEvent::ReadFinished { bytes, .. }) if bytes == got));
+        // Another loader may have read the scales meanwhile, or given them up.
+        let arrived = [got, got + SCALES];
+        assert!(matches!(failed, Some(StoreEvent::ReadFinished { bytes, .. }) if arrived.contains(&bytes)));
         healed.store(true, Ordering::Relaxed);
         assert_eq!(fetch_all(&store, 3, &[0, 1, 2, 3]).len(), 4, "the next fetch tries again");
         assert_eq!(store.kept(3).unwrap(), [0, 1, 2, 3]);

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::exit::{Failure, Kind};
 use crate::input;
 use crate::opened::refused;
-use crate::runtime::failure;
+use crate::runtime::{directories, failure};
 use crate::token_cost::{TokenCost, drive_bytes};
 
 /// What `convert` makes of experts unless told otherwise.
@@ -58,9 +58,10 @@ impl Planned {
         if path.is_file() && path.extension().is_some_and(|extension| extension == "json") {
             return Planned::of_config(path, path);
         }
-        match Checkpoint::open(path) {
+        let (first, further) = directories(path)?;
+        match Checkpoint::open_with(&first, &further) {
             Ok(checkpoint) => Planned::of_checkpoint(path, checkpoint),
-            Err(Error::NoTensors { .. }) => Planned::of_config(path, &path.join("config.json")),
+            Err(Error::NoTensors { .. }) => Planned::of_config(path, &first.join("config.json")),
             Err(error) => Err(refused(&error)),
         }
     }
