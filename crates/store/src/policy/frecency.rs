@@ -12,8 +12,8 @@ const LARGEST: u64 = 1 << 27;
 const FAST: u32 = 2;
 const SLOW: u32 = 5;
 /// Tenths of the value that come from the fast and from the slow rate.
-const FAST_TENTHS: u64 = 3;
-const SLOW_TENTHS: u64 = 7;
+const FAST_TENTHS: u64 = 4;
+const SLOW_TENTHS: u64 = 6;
 /// What the share of repeats is taken for before any was seen, and log₂ of the uses it is averaged over.
 const REPEATS: u64 = ONE * 3 / 10;
 const REPEATS_OVER: u32 = 11;
@@ -29,7 +29,7 @@ const SPOKES: u32 = 64;
 ///
 /// **Value.** For every expert, kept or not, two rates of use decay with half-lives of 4 and 32 tokens.
 /// Its value, an estimate of the probability that its layer's next token uses it, is
-/// `0.3 · fast + 0.7 · slow`, and more if the last token used it: half the share of uses that repeat one
+/// `0.4 · fast + 0.6 · slow`, and more if the last token used it: half the share of uses that repeat one
 /// by the token before, which is measured as the model runs (models differ: a third here, a sixth there).
 /// A use counts `⁴√share`, so an expert that the router barely chose weighs less.
 ///

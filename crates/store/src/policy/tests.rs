@@ -338,7 +338,7 @@ impl PlainFrecency {
         };
         let ((f, at), (s, _)) = (sum(&fast), sum(&slow));
         let recent = if tick == at && at > 0 { self.repeats() / 2 } else { 0 };
-        (3 * fast.after(f, tick - at) + 7 * slow.after(s, tick - at)) / 10 + recent
+        (4 * fast.after(f, tick - at) + 6 * slow.after(s, tick - at)) / 10 + recent
     }
 
     fn repeats(&self) -> u64 {
@@ -485,7 +485,7 @@ proptest! {
             _ => repeats + (f64::from(gap == 1) - repeats) / 2048.0,
         });
         let recent = if idle == 0 { repeats / 2.0 } else { 0.0 };
-        let wanted = 0.3 * fast * decay(4.0, idle) + 0.7 * slow * decay(32.0, idle) + recent;
+        let wanted = 0.4 * fast * decay(4.0, idle) + 0.6 * slow * decay(32.0, idle) + recent;
         let got = policy.value(who) as f64 / f64::from(1 << 24);
         prop_assert!((got - wanted).abs() <= wanted * 2e-3 + 1e-6, "{got} {wanted}");
     }
