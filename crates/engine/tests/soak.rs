@@ -36,9 +36,8 @@ impl Listener for Ear {
         let mut reads = self.0.lock().unwrap();
         match event {
             Event::Store(StoreEvent::ReadStarted { layer, expert, .. }) => {
-                if !reads.under_way.insert((*layer, *expert)) {
-                    reads.twice.push((*layer, *expert));
-                }
+                let fresh = reads.under_way.insert((*layer, *expert));
+                reads.twice.extend((!fresh).then_some((*layer, *expert)));
             }
             Event::Store(StoreEvent::ReadFinished { layer, expert, rank, .. }) => {
                 reads.demanded += u64::from(*rank == LoadRank::Demand);
