@@ -26,8 +26,8 @@ const CACHE: [&str; 2] = ["cap", "policy"];
 /// A setting, the value with which it shows, and the counter that cannot be zero then. `None` stands
 /// for every value but off, auto, none and all of it.
 const ENGAGED: [(&str, Option<&str>, &str); 10] = [
-    ("direct", Some("on"), "/io/reads"),
-    ("io", None, "/io/reads"),
+    ("direct", Some("on"), "/io/total_reads"),
+    ("io", None, "/io/total_reads"),
     ("checksums", Some("on"), "/experts/verified"),
     ("prefetch", Some("on"), "/io/prefetch/issued_bytes"),
     ("cap_growth", Some("on"), "/experts/grown_bytes"),

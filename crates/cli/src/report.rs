@@ -118,8 +118,10 @@ impl Report<'_> {
                 },
             },
             "io": {
-                "bytes": figures.io.bytes,
-                "reads": figures.io.reads,
+                "bytes": figures.io.demanded_bytes,
+                "reads": figures.io.demanded_reads,
+                "total_bytes": figures.io.bytes,
+                "total_reads": figures.io.reads,
                 "cold_bytes": self.cold_bytes,
                 "warm_bytes": self.cold_bytes.map(|cold| figures.io.bytes.saturating_sub(cold)),
                 "pinned_bytes": figures.io.pinned_bytes,

@@ -62,7 +62,7 @@ fn a_mirror_is_read_along_and_the_figures_say_how_much() {
         );
         assert!(drives.iter().all(|drive| count(drive, "/bytes") > 0 && drive["set_aside"] == false));
         let bytes: u64 = drives.iter().map(|drive| count(drive, "/bytes")).sum();
-        assert_eq!(bytes, count(stats, "/io/bytes"));
+        assert_eq!(bytes, count(stats, "/io/total_bytes"));
     }
 }
 

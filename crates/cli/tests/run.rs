@@ -70,14 +70,16 @@ const CONTRACT: &[(&str, Form)] = &[
     ("/stats/experts/decode/hit_rate", Form::Number),
     ("/stats/io/bytes", Form::Count),
     ("/stats/io/reads", Form::Count),
+    ("/stats/io/total_bytes", Form::Count),
+    ("/stats/io/total_reads", Form::Count),
     ("/stats/io/cold_bytes", Form::CountOrNull),
     ("/stats/io/felt_wait_seconds", Form::Number),
     ("/stats/io/busy_seconds", Form::Number),
     ("/stats/io/mean_depth", Form::NumberOrNull),
     ("/stats/io/idle_share", Form::NumberOrNull),
-    ("/stats/io/prefetch/issued_bytes", Form::Null),
-    ("/stats/io/prefetch/useful_bytes", Form::Null),
-    ("/stats/io/prefetch/wasted_bytes", Form::Null),
+    ("/stats/io/prefetch/issued_bytes", Form::Count),
+    ("/stats/io/prefetch/useful_bytes", Form::Count),
+    ("/stats/io/prefetch/wasted_bytes", Form::Count),
     ("/stats/device/name", Form::Text),
     ("/stats/device/experts", Form::Count),
     ("/stats/device/submissions", Form::CountOrNull),
@@ -149,13 +151,16 @@ fn counters_agree_with_one_another_and_with_the_model() {
     // Eight sparse layers, six experts of 64 a row.
     assert_eq!(count(stats, "/experts/selections"), (prompt + generated - 1) * 8 * 6);
     assert_eq!(count(stats, "/experts/decode/selections"), (generated - 1) * 8 * 6);
-    let (hits, misses) = (count(stats, "/experts/hits/cached"), count(stats, "/experts/misses"));
+    let tiers = ["pinned", "cached", "staged"].map(|tier| count(stats, &format!("/experts/hits/{tier}")));
+    let (hits, misses) = (tiers.iter().sum::<u64>(), count(stats, "/experts/misses"));
     assert_eq!(count(stats, "/experts/lookups"), hits + misses);
-    assert!(hits > 0 && misses > 0, "{stats}");
+    assert!(tiers[1] > 0 && misses > 0, "{stats}");
     let rate = stats["experts"]["hit_rate"].as_f64().unwrap();
     assert!((rate - hits as f64 / (hits + misses) as f64).abs() < 1e-12);
     assert_eq!(count(stats, "/io/bytes"), misses * EXPERT);
     assert_eq!(count(stats, "/io/reads"), misses);
+    let ahead = count(stats, "/io/prefetch/issued_bytes");
+    assert_eq!(count(stats, "/io/total_bytes"), (misses * EXPERT) + ahead + count(stats, "/io/pinned_bytes"));
     assert_eq!((count(stats, "/experts/cap"), count(stats, "/experts/slots")), (12, 8 * 12));
     assert!(count(stats, "/experts/evictions") > 0);
 }

@@ -206,7 +206,10 @@ impl State {
                 io.bytes += bytes;
                 io.reads += u64::from(*calls);
                 match rank {
-                    LoadRank::Demand => {}
+                    LoadRank::Demand => {
+                        io.demanded_bytes += bytes;
+                        io.demanded_reads += u64::from(*calls);
+                    }
                     LoadRank::Speculation => io.prefetch.issued_bytes += bytes,
                     LoadRank::Pin => io.pinned_bytes += bytes,
                 }

@@ -184,7 +184,8 @@ fn an_expert_is_read_once_a_layer_and_step_for_any_number_of_rows() {
     let model = Synthetic::tiny();
     for chunk in [1, 16, 256] {
         let ear = Router::cancelling_at(0);
-        let options = EngineOptions { cap: Some(0), prefill_chunk: Some(chunk), ..settings() };
+        let options =
+            EngineOptions { cap: Some(0), prefill_chunk: Some(chunk), prefetch: Some(false), ..settings() };
         let engine = model.open_heard(&options, ear.clone());
         common::greedy(&engine, &random_ids(PROMPT, 256, 2), 1);
         let figures = engine.telemetry().figures();

@@ -68,7 +68,8 @@ fn prompt(engine: &Engine, seed: u32) {
     let vocab = engine.plan().vocab as u32;
     let mut session = Session::new(engine);
     let cancel = CancelFlag::new();
-    session.extend(&random_ids(30 + seed as usize % 50, vocab, seed), &cancel, &mut |_, _| Ok(())).unwrap();
+    // The longest comes first.
+    session.extend(&random_ids(80 - seed as usize % 50, vocab, seed), &cancel, &mut |_, _| Ok(())).unwrap();
     for id in random_ids(40, vocab, seed.wrapping_add(7)) {
         let logits = &mut |_: usize, hidden: &[f32]| engine.logits(hidden).map(drop);
         session.extend(&[id], &cancel, logits).unwrap();
@@ -88,15 +89,19 @@ fn a_long_run_in_little_memory_neither_grows_nor_loses_anything() {
     let ram = smallest(dir) / 20 * 21;
     let ear = Arc::new(Ear::default());
     let engine = open(dir, ram, ear.clone()).unwrap();
-    let (began, mut seed, mut settled) = (Instant::now(), 0, None);
-    let mut most = 0;
+    let (began, mut seed) = (Instant::now(), 0);
+    let (mut settled, mut first_half, mut most) = (0, 0, 0);
     while began.elapsed() < time || seed < 6 {
         prompt(&engine, seed);
         seed += 1;
-        let now = Machine::own_anon_now().unwrap();
-        // By then every slot and every buffer has been used.
+        // The cache may take what the budget leaves; whatever else is taken is lost.
+        let grown = engine.telemetry().figures().grown_bytes;
+        let now = Machine::own_anon_now().unwrap().saturating_sub(grown);
         if seed == 3 {
-            settled = Some(now);
+            settled = now;
+        }
+        if began.elapsed() < time / 2 {
+            first_half = first_half.max(now);
         }
         most = most.max(now);
         engine.store().audit().unwrap();
@@ -104,9 +109,17 @@ fn a_long_run_in_little_memory_neither_grows_nor_loses_anything() {
     let figures = engine.telemetry().figures();
     let total = figures.prefill.plus(&figures.decode);
     assert!(total.misses > 100, "nothing was read: {figures:?}");
-    let settled = settled.unwrap();
-    println!("{seed} prompts, budget {ram}, anonymous {settled} after three, {most} at most");
-    assert!(most <= settled + (8 << 20), "anonymous memory grew from {settled} to {most}");
+    println!(
+        "{seed} prompts, budget {ram}, anonymous without growth {settled} after three, \
+         {first_half} at most in the first half, {most} in all, {} grown, peak {}",
+        figures.grown_bytes, figures.peak_anonymous
+    );
+    // After three prompts every slot has been used but those for experts that are expected.
+    let staged = engine.budget().terms.iter().find(|term| term.name == "staged").unwrap().bytes;
+    assert!(most <= settled + staged + (2 << 20), "anonymous memory grew from {settled} to {most}");
+    if time >= Duration::from_secs(60) {
+        assert!(most <= first_half + (1 << 20), "anonymous memory still grew: {first_half}, then {most}");
+    }
     assert!(figures.peak_anonymous <= ram, "{} above the budget of {ram}", figures.peak_anonymous);
     drop(engine);
     let reads = ear.0.lock().unwrap();

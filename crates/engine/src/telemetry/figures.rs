@@ -71,10 +71,14 @@ pub struct PrefetchFigures {
 /// Figures of input and output.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IoFigures {
-    /// Bytes of completed expert reads.
+    /// Bytes of completed expert reads: misses, loads ahead of demand and pins.
     pub bytes: u64,
-    /// Read calls.
+    /// Read calls of those.
     pub reads: u64,
+    /// Bytes of completed reads of experts that were missed: misses × expert, padding included.
+    pub demanded_bytes: u64,
+    /// Read calls of those.
+    pub demanded_reads: u64,
     /// Time with at least one read under way.
     pub busy_seconds: f64,
     /// Integral of reads under way over time, in read-seconds.

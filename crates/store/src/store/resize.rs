@@ -9,7 +9,7 @@ use crate::event::StoreEvent;
 
 impl ExpertStore {
     /// To be called at safe points (between steps, no leases out): when `measured_anon`, the process's
-    /// *current* anonymous memory in bytes ([`Machine::own_anon_now`]; no peak, no file pages), exceeds
+    /// *current* anonymous memory in bytes ([`crate::Machine::own_anon_now`]; no peak, no file pages), exceeds
     /// `limit_anon`, evicts in place, gives pages back to the system and lowers caps, so that the memory
     /// does not grow back. Returns the bytes given back.
     pub fn enforce(&self, limit_anon: u64, measured_anon: u64) -> u64 {
