@@ -73,6 +73,16 @@ fn given_ids_can_be_recorded_as_if_generated() {
     let line = "trace record t.csv --model model --ids ids.json --prompt 2 --ram 256M --json";
     let recorded = run(dir.path(), line).expect(0).json();
     assert_eq!((&recorded["rows"], &recorded["sequences"]), (&json!(10), &json!(2)));
+    // Six rows came one by one, each after another row of its sequence: three layers of two experts.
+    assert_eq!(recorded["guesses"]["last_token"]["chosen"], 6 * 3 * 2);
+    for way in ["last_token", "before_experts", "layer_output"] {
+        let guess = &recorded["guesses"][way];
+        let (recall, chosen) = (guess["recall"].as_f64().unwrap(), guess["chosen"].as_u64().unwrap());
+        assert!((0.0..=1.0).contains(&recall) && chosen >= 6 * 2 * 2, "{way}: {guess}");
+    }
+    let read = program(dir.path()).args(line.trim_end_matches("--json").split_whitespace()).output().unwrap();
+    let words = String::from_utf8(read.stdout).unwrap();
+    assert!(words.contains("known before: last token"), "{words}");
     let selections = recorded["selections"].as_u64().unwrap();
     let decode = run(dir.path(), "trace replay t.csv --cache 1G --policy lru --json").expect(0).json();
     assert_eq!(decode["rows"][0]["selections"].as_u64().unwrap() * 10, selections * 6);

@@ -1,7 +1,7 @@
 //! A loaded model with its store, its threads and its settings.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -136,6 +136,7 @@ pub struct Engine {
     usage: Option<Arc<UsageRecorder>>,
     pins: Pins,
     /// Bits of an f32; 1 leaves nothing out.
+    compare_guesses: AtomicBool,
     expert_top_p: AtomicU32,
 }
 
@@ -258,6 +259,7 @@ impl Engine {
             resolved,
             usage,
             pins,
+            compare_guesses: AtomicBool::new(false),
             expert_top_p: AtomicU32::new(options.expert_top_p.unwrap_or(1.0).to_bits()),
         })
     }
@@ -307,6 +309,12 @@ impl Engine {
         self.usage.as_deref()
     }
 
+    /// From now on what the next layers will choose is guessed in every way and compared
+    /// ([`ModelEvent::Foreseen`](metaltail_model::ModelEvent::Foreseen)), and nothing is loaded ahead.
+    pub fn compare_guesses(&self) {
+        self.compare_guesses.store(true, Ordering::Relaxed);
+    }
+
     /// Share of a row's expert weights that is computed, where some may be left out.
     pub fn expert_top_p(&self) -> Option<f32> {
         let share = f32::from_bits(self.expert_top_p.load(Ordering::Relaxed));
@@ -353,14 +361,19 @@ impl Engine {
     ) -> Result<Vec<f32>, EngineError> {
         let start = Instant::now();
         let felt = self.telemetry.felt_wait();
-        let ahead = rows.len() == 1 && self.upkeep().loads_ahead();
+        let compare = self.compare_guesses.load(Ordering::Relaxed);
+        let ahead = !compare && rows.len() == 1 && self.upkeep().loads_ahead();
         if ahead {
             self.telemetry.prefetching();
         }
         // One pass at a time uses the device; a panic in a pass leaves it usable, since `begin`
         // starts it anew.
         let mut compute = self.compute.lock().unwrap_or_else(PoisonError::into_inner);
-        let foresight = if ahead { Foresight::on() } else { Foresight::off() };
+        let foresight = match (compare, ahead) {
+            (true, _) => Foresight::measure(),
+            (false, true) => Foresight::on(),
+            (false, false) => Foresight::off(),
+        };
         let top_p = self.expert_top_p();
         let mut experts = Experts { store: &self.store, compute: compute.as_mut(), foresight, top_p };
         let hidden = self.model.forward(rows, caches, &mut experts, &*self.telemetry, cancel)?;

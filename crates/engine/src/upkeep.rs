@@ -45,7 +45,11 @@ impl Upkeep {
             true => Machine::probe().ok(),
             false => None,
         };
-        let probe = probe.map(|m| Probe { headroom: m.headroom(), pressure: Machine::memory_pressure() });
+        let probe = probe.map(|machine| Probe {
+            headroom: machine.headroom(),
+            pressure: Machine::memory_pressure(),
+            swapped: Machine::own_swapped_now(),
+        });
         let charged = self.others.saturating_add(store.capacity_bytes());
         match self.governor.judge(now, anonymous, charged, probe) {
             Order::Stay => {}

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use metaltail_engine::telemetry::Figures;
 use metaltail_engine::{Engine, EngineError, EngineOptions, Session, score};
 use metaltail_model::{CancelFlag, ModelError};
-use metaltail_store::{Direct, StoreError};
+use metaltail_store::{Direct, PolicyKind, StoreError};
 use proptest::prelude::*;
 use synthetic::{INDEX_TOPK, Router, Synthetic, random_ids, settings};
 
@@ -177,6 +177,26 @@ fn a_larger_cache_reads_less() {
     let (none, one, all) = (misses(0), misses(1), misses(64));
     assert!(none > all && one > all && none >= one, "{none}, {one}, {all} misses");
     assert!(all <= 24, "{all} misses of 24 experts");
+}
+
+/// Case T51: below one token's experts comparisons of policies by recency mean nothing, and speed is lost.
+#[test]
+fn a_cache_below_one_tokens_experts_is_named_with_both_numbers() {
+    let model = Synthetic::tiny();
+    let notices = |cap, policy| {
+        let options = EngineOptions { cap: Some(cap), policy: Some(policy), ..settings() };
+        model.open(&options).telemetry().figures().notices
+    };
+    let cliff = |notices: &[String]| notices.iter().find(|n| n.contains("has room for 3 experts")).cloned();
+    // Three sparse layers of two experts a token.
+    let by_recency = cliff(&notices(1, PolicyKind::Lru)).unwrap();
+    assert!(
+        by_recency.contains("one token uses 6") && by_recency.contains("--policy frecency"),
+        "{by_recency}"
+    );
+    let frecency = cliff(&notices(1, PolicyKind::Frecency)).unwrap();
+    assert!(frecency.contains("one token uses 6"), "{frecency}");
+    assert!(!notices(2, PolicyKind::Lru).iter().any(|notice| notice.contains("has room for")));
 }
 
 #[test]

@@ -20,6 +20,8 @@ const SLACK: u64 = 32;
 const PRESSURE: f64 = 10.0;
 /// Given back at a time while there is pressure.
 const STEP: u64 = 256 << 20;
+/// Swapped out between two looks, it is more than chance.
+const SWAPPED: u64 = 64 << 20;
 
 /// What the machine says.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +30,8 @@ pub struct Probe {
     pub headroom: u64,
     /// See [`crate::Machine::memory_pressure`].
     pub pressure: Option<f64>,
+    /// See [`crate::Machine::own_swapped_now`]: a hit there costs a read and a page fault for each page of it.
+    pub swapped: u64,
 }
 
 /// What the cache is to do.
@@ -58,6 +62,8 @@ pub struct Governor {
     risen: Option<(Duration, u64)>,
     /// No growth before.
     calm_at: Duration,
+    /// What was swapped out when the machine was looked at.
+    swapped: u64,
 }
 
 impl Governor {
@@ -65,7 +71,7 @@ impl Governor {
     pub fn new(budget: &Budget, growth: bool) -> Governor {
         let explicit = budget.source == LimitSource::Explicit;
         let (limit, calm_at) = (budget.limit, Duration::ZERO);
-        Governor { limit, explicit, growth, probed: None, risen: None, calm_at }
+        Governor { limit, explicit, growth, probed: None, risen: None, calm_at, swapped: 0 }
     }
 
     /// The limit now.
@@ -83,6 +89,11 @@ impl Governor {
         if let Some(probe) = probe {
             self.probed = Some(now);
             self.follow(now, probe.headroom);
+            let swapped = probe.swapped.saturating_sub(std::mem::replace(&mut self.swapped, probe.swapped));
+            if swapped >= SWAPPED {
+                self.calm_at = now + CALM;
+                return Order::GiveBack { limit: self.limit.min(anon.saturating_sub(swapped)) };
+            }
             let short = probe.headroom < anon.saturating_add(probe.headroom - usual_limit(probe.headroom));
             if short && probe.pressure.is_some_and(|percent| percent >= PRESSURE) {
                 self.calm_at = now + CALM;
@@ -145,7 +156,7 @@ mod tests {
 
     /// A machine that leaves a default limit of `gib`.
     fn leaves(gib: u64) -> Option<Probe> {
-        Some(Probe { headroom: gib * GIB + (512 << 20), pressure: Some(0.0) })
+        Some(Probe { headroom: gib * GIB + (512 << 20), pressure: Some(0.0), swapped: 0 })
     }
 
     #[test]
@@ -183,11 +194,23 @@ mod tests {
     #[test]
     fn pressure_counts_only_where_little_is_left() {
         let mut g = governor(8 * GIB, LimitSource::Memory, true);
-        let stalled = |headroom| Some(Probe { headroom, pressure: Some(40.0) });
+        let stalled = |headroom| Some(Probe { headroom, pressure: Some(40.0), swapped: 0 });
         // Refaults of the page cache stall too; there is plenty all the same.
         assert_eq!(g.judge(at(0), 6 * GIB, 8 * GIB, stalled(9 * GIB)), Order::Stay);
         let order = g.judge(at(1), 8 * GIB, 8 * GIB, stalled(8 * GIB + (300 << 20)));
         assert!(matches!(order, Order::GiveBack { limit } if limit <= 8 * GIB - STEP), "{order:?}");
+    }
+
+    #[test]
+    fn what_is_swapped_out_is_given_back_and_nothing_grows_meanwhile() {
+        let mut g = governor(8 * GIB, LimitSource::Explicit, true);
+        let swapped = |mib: u64| leaves(8).map(|probe| Probe { swapped: mib << 20, ..probe });
+        // A little of it goes in any long run; what is gone for good is no reason to give more.
+        assert_eq!(g.judge(at(0), 7 * GIB, 8 * GIB, swapped(20)), Order::Stay);
+        let limit = 6 * GIB - (480 << 20);
+        assert_eq!(g.judge(at(1), 6 * GIB, 7 * GIB, swapped(500)), Order::GiveBack { limit });
+        assert_eq!(g.judge(at(2), 5 * GIB, 6 * GIB, swapped(500)), Order::Stay);
+        assert_eq!(g.judge(at(31), 5 * GIB, 6 * GIB, swapped(500)), Order::Take { bytes: 2 * GIB });
     }
 
     #[test]

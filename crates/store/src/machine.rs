@@ -71,6 +71,13 @@ impl Machine {
         kib_field(&status, "RssAnon").ok_or_else(|| io::Error::other("/proc/self/status has no RssAnon"))
     }
 
+    /// Anonymous memory of this process that the system has swapped out or compressed, in bytes; zero where
+    /// the system does not say.
+    pub fn own_swapped_now() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        kib_field(&status, "VmSwap").unwrap_or(0)
+    }
+
     /// The group that lets this process have least, and how much in all: its limit less what others use.
     pub fn tightest(&self) -> Option<(&CgroupLevel, u64)> {
         let room = |level: &CgroupLevel| level.limit.saturating_sub(level.used.saturating_sub(self.own_anon));

@@ -71,11 +71,14 @@ fn fetch(store: &ExpertStore, layer: u32, experts: &[u32]) -> usize {
     failed
 }
 
-fn check(body: impl Fn() + Send + Sync + 'static) {
-    let body = Arc::new(body);
+/// Tries each test in as many orders as METALTAIL_SHUTTLE_ORDERS says, by chance and with few changes of thread.
+fn check(body: impl Fn() -> Arc<ExpertStore> + Send + Sync + 'static) {
+    let orders = std::env::var("METALTAIL_SHUTTLE_ORDERS").ok().and_then(|text| text.parse().ok());
+    let orders = orders.unwrap_or(300);
+    let body = Arc::new(move || body().audit().unwrap());
     let (random, changes) = (Arc::clone(&body), body);
-    shuttle::check_random(move || random(), 1500);
-    shuttle::check_pct(move || changes(), 1500, 4);
+    shuttle::check_random(move || random(), orders);
+    shuttle::check_pct(move || changes(), orders, 4);
 }
 
 #[test]
@@ -90,6 +93,7 @@ fn two_fetches_share_loads_and_slots() {
         fetch(&store, 0, &[1, 2, 3]);
         fetch(&store, 1, &[4]);
         one.join().unwrap();
+        store
     });
 }
 
@@ -107,6 +111,7 @@ fn what_is_expected_arrives_or_gives_way_and_nothing_is_lost() {
         store.expect(1, &[2, 3]).unwrap();
         one.join().unwrap();
         fetch(&store, 1, &[0, 1, 2, 3, 4]);
+        store
     });
 }
 
@@ -121,6 +126,7 @@ fn failed_loads_reach_their_fetches_and_no_slot_is_lost() {
         let failed = fetch(&store, 1, &[0, 3]);
         assert_eq!((failed, one.join().unwrap()), (1, 1));
         assert_eq!(fetch(&store, 1, &[1, 2, 3, 4]), 0);
+        store
     });
 }
 
@@ -137,5 +143,6 @@ fn a_dropped_fetch_and_a_shrinking_cache_leave_a_working_store() {
         store.grow(1 << 20).unwrap();
         one.join().unwrap();
         fetch(&store, 0, &[0, 1, 2, 3, 4]);
+        store
     });
 }

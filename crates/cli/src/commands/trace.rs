@@ -16,6 +16,7 @@ use crate::report::bytes as size;
 use crate::settings::Settings;
 use crate::words::table;
 
+mod recall;
 mod recorder;
 
 /// A policy and what shares its limit.
@@ -166,14 +167,16 @@ pub fn record(args: &TraceRecordArgs, settings: &Settings) -> Result<(), Failure
         "sequences": recorded.sequences,
         "rows": recorded.rows,
         "selections": recorded.selections,
+        "guesses": recorded.recall.to_json(),
     });
     match settings.json() {
         true => print(&format!("{object}\n"))?,
         false => print(&format!(
-            "{}: {} selections of {} rows\n",
+            "{}: {} selections of {} rows\n{}",
             args.out.display(),
             recorded.selections,
-            recorded.rows
+            recorded.rows,
+            recorded.recall.to_words()
         ))?,
     }
     match recorded.cancelled {

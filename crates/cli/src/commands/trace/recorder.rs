@@ -10,6 +10,7 @@ use metaltail_model::{CancelFlag, ModelError};
 use metaltail_store::trace::{TracePhase, TraceWriter};
 use serde::Deserialize;
 
+use super::recall::Recall;
 use crate::args::TraceRecordArgs;
 use crate::exit::{Failure, Kind};
 use crate::input::read_ids;
@@ -28,6 +29,8 @@ enum IdsFile {
 
 /// What was recorded.
 pub struct Recorded {
+    /// What could have been known before.
+    pub recall: Arc<Recall>,
     /// Sequences computed, the last perhaps in part.
     pub sequences: usize,
     /// Rows computed.
@@ -36,6 +39,16 @@ pub struct Recorded {
     pub selections: u64,
     /// Whether it was interrupted.
     pub cancelled: bool,
+}
+
+/// Hears the same events as the trace's writer.
+struct Both(Arc<Recorder>, Arc<Recall>);
+
+impl Listener for Both {
+    fn on_event(&self, event: &Event<'_>) {
+        self.0.on_event(event);
+        self.1.on_event(event);
+    }
 }
 
 type Out = BufWriter<File>;
@@ -121,7 +134,9 @@ pub fn run(args: &TraceRecordArgs, settings: &Settings, out: Out) -> Result<Reco
         IdsFile::Many { sequences } => sequences,
     };
     let recorder = Arc::new(Recorder::default());
-    let runtime = Runtime::open_with(settings, 0, Some(recorder.clone()))?;
+    let recall = Arc::new(Recall::default());
+    let runtime = Runtime::open_with(settings, 0, Some(Arc::new(Both(recorder.clone(), recall.clone()))))?;
+    runtime.engine.compare_guesses();
     let cancel = interrupt::listen();
     let engine = &runtime.engine;
     let unwritable = |error: &io::Error| {
@@ -136,6 +151,7 @@ pub fn run(args: &TraceRecordArgs, settings: &Settings, out: Out) -> Result<Reco
     let (mut done, mut cancelled) = (0, false);
     for (turn, ids) in (0..).zip(&sequences) {
         recorder.with(|state| state.begin_turn(turn));
+        recall.begin_sequence();
         done += 1;
         let finished = match args.prompt {
             Some(prompt) => forced(&runtime, &recorder, ids, prompt, &cancel),
@@ -152,7 +168,8 @@ pub fn run(args: &TraceRecordArgs, settings: &Settings, out: Out) -> Result<Reco
         let ended = state.writer.take().map(TraceWriter::finish);
         let failed = state.failed.take().map_or(Ok(()), Err);
         failed.and_then(|()| ended.transpose()).map_err(|error| unwritable(&error))?;
-        Ok(Recorded { sequences: done, rows: state.rows, selections: state.selections, cancelled })
+        let (rows, selections) = (state.rows, state.selections);
+        Ok(Recorded { recall, sequences: done, rows, selections, cancelled })
     })
 }
 
