@@ -57,6 +57,8 @@ pub struct DecodeFigures {
     pub misses: u64,
     /// Time that computing stood still for a load.
     pub felt_wait_seconds: f64,
+    /// Time in layers with routed experts, waits included.
+    pub sparse_seconds: f64,
     /// Time with at least one read under way.
     pub busy_seconds: f64,
     /// Integral of reads under way over time.

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use metaltail_engine::telemetry::hidden_share;
+
 use crate::Spread;
 use crate::arm::PromptRow;
 
@@ -23,7 +25,7 @@ pub const SPEED: &str = "tokens_per_second";
 
 /// All figures, in the order of tables. Rates and times drift with the machine; bytes, look-ups and
 /// waits are what explains them.
-pub const FIGURES: [Figure; 23] = [
+pub const FIGURES: [Figure; 24] = [
     Figure { key: SPEED, name: "decode, tokens/s", of: |row| over(row.tokens as f64, row.decode.seconds) },
     Figure {
         key: "hit_rate",
@@ -88,6 +90,14 @@ pub const FIGURES: [Figure; 23] = [
         key: "felt_wait_ms_per_token",
         name: "felt wait a token, ms",
         of: |row| token(row, 1e3 * row.decode.felt_wait_seconds),
+    },
+    Figure {
+        key: "hidden_share",
+        name: "computing in sparse layers under reads, share",
+        of: |row| {
+            let decode = &row.decode;
+            hidden_share(decode.busy_seconds, decode.felt_wait_seconds, decode.sparse_seconds)
+        },
     },
     Figure {
         key: "device_stall_ms_per_token",

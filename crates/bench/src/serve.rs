@@ -154,6 +154,7 @@ fn decode_figures(figures: &Figures, prefill: &Figures, drive_bytes: Option<u64>
         lookups: decode.lookups,
         misses: decode.misses,
         felt_wait_seconds: decode.felt_wait_seconds,
+        sparse_seconds: decode.sparse_seconds,
         busy_seconds: io.busy_seconds - then.busy_seconds,
         depth_seconds: io.depth_seconds - then.depth_seconds,
     }

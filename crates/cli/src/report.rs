@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use metaltail_engine::sampler::Sampling;
-use metaltail_engine::telemetry::{Figures, PhaseFigures};
+use metaltail_engine::telemetry::{Figures, PhaseFigures, hidden_share};
 use metaltail_engine::{Engine, Resolved};
 use metaltail_store::DriveFigures;
 use serde_json::{Map, Value, json};
@@ -129,6 +129,9 @@ impl Report<'_> {
                 "busy_seconds": figures.io.busy_seconds,
                 "mean_depth": mean_depth,
                 "idle_share": idle_share,
+                "hidden_share": hidden_share(
+                    figures.io.busy_seconds, total.felt_wait_seconds, total.sparse_seconds
+                ),
                 "felt_wait_by_layer": felt_by_layer(figures),
                 "drives": self.drives(),
                 "prefetch": self.prefetch(),

@@ -1,15 +1,19 @@
 //! Whether loading ahead of demand pays: decided by trying, again and again.
 //!
 //! A guess costs a router product, and a wrong one occupies the drive. So the steps of a trial take turns, in
-//! blocks of A B B A, between loading ahead and not; it goes on only where the steps that did it waited less
-//! for loads *and* took no longer. What lost is tried again after a pause that doubles.
+//! rounds of A B B A, between loading ahead and not; it goes on only where the steps that did it took less time,
+//! beyond what chance explains, *and* waited less for loads. A trial ends as soon as that is plain either way.
+//! What lost is tried again after a pause that doubles.
 
 use std::time::Duration;
 
-/// Steps of a block.
+/// Steps of a block, of which a round has four.
 const BLOCK: u32 = 2;
-/// Blocks of a trial, half of them with prefetching.
-const BLOCKS: u32 = 16;
+const ROUND: u32 = 4 * BLOCK;
+/// Rounds after which a loss is believed, after which a gain is, and after which there is none.
+const LOSS_ROUNDS: usize = 2;
+const GAIN_ROUNDS: usize = 4;
+const MOST_ROUNDS: usize = 12;
 /// Steps before the first trial, and between those that were won: what paid may cease to.
 const WATCH: u32 = 8;
 const RETRY_WON: u32 = 512;
@@ -18,7 +22,7 @@ const RETRY_LOST: u32 = 256;
 const RETRY_MOST: u32 = 8192;
 /// Below this share of a step's time there is nothing to gain.
 const LEAST_WAIT: f64 = 0.02;
-/// A step must be this much faster in the median, lest noise decides.
+/// Steps must be this much faster to be worth it.
 const LEAST_GAIN: f64 = 0.005;
 
 /// Decides for one step after another.
@@ -34,30 +38,58 @@ enum State {
     Off,
     /// Not now; counts down to the next trial. Remembers what steps waited lately.
     Resting { left: u32, wait: f64, took: f64 },
-    /// Steps taken with (`true`) and without.
-    Trial { step: u32, with: Samples, without: Samples },
+    /// Steps taken with and without.
+    Trial(Trial),
     /// On until the next trial.
     Going { left: u32 },
 }
 
-/// Steps of one kind.
+/// Steps of both kinds, compared round by round.
 #[derive(Debug, Default)]
-struct Samples {
-    took: Vec<f64>,
-    felt: f64,
+struct Trial {
+    step: u32,
+    /// Time of this round's steps, without and with.
+    took: [f64; 2],
+    /// Time that all steps waited, without and with.
+    felt: [f64; 2],
+    /// By round, the logarithm of the time with over the time without.
+    ratios: Vec<f64>,
 }
 
-impl Samples {
-    fn add(&mut self, took: f64, felt: f64) {
-        self.took.push(took);
-        self.felt += felt;
+impl Trial {
+    /// Whether a step loads ahead: A B B A, block by block.
+    fn with(step: u32) -> bool {
+        matches!(step / BLOCK % 4, 1 | 2)
     }
 
-    /// Middle of the times taken.
-    fn median(&self) -> f64 {
-        let mut sorted = self.took.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+    /// Takes a step. Whether the trial was won, once that is known.
+    fn record(&mut self, took: f64, felt: f64) -> Option<bool> {
+        let side = usize::from(Self::with(self.step));
+        self.took[side] += took;
+        self.felt[side] += felt;
+        self.step += 1;
+        if !self.step.is_multiple_of(ROUND) {
+            return None;
+        }
+        let [without, with] = std::mem::take(&mut self.took);
+        self.ratios.push((with / without.max(f64::MIN_POSITIVE)).max(f64::MIN_POSITIVE).ln());
+        self.verdict()
+    }
+
+    fn verdict(&self) -> Option<bool> {
+        let n = self.ratios.len();
+        let mean = self.ratios.iter().sum::<f64>() / n as f64;
+        let squares = self.ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>();
+        // Standard error of the mean; two rounds of one value say nothing of it.
+        let error = (squares / (n.max(2) - 1) as f64 / n as f64).sqrt();
+        let less_wait = self.felt[1] < self.felt[0];
+        let gain = mean + error < -LEAST_GAIN && less_wait;
+        match n {
+            _ if n >= LOSS_ROUNDS && mean - error > 0.0 => Some(false),
+            _ if n >= GAIN_ROUNDS && gain => Some(true),
+            MOST_ROUNDS.. => Some(false),
+            _ => None,
+        }
     }
 }
 
@@ -76,13 +108,8 @@ impl Controller {
         match &self.state {
             State::Off | State::Resting { .. } => false,
             State::Going { .. } => true,
-            State::Trial { step, .. } => Self::with(*step),
+            State::Trial(trial) => Trial::with(trial.step),
         }
-    }
-
-    /// A B B A, block by block.
-    fn with(step: u32) -> bool {
-        matches!(step / BLOCK % 4, 1 | 2)
     }
 
     /// Takes what that step cost: its time, and the part of it that waited for loads.
@@ -96,9 +123,7 @@ impl Controller {
                 *total += took;
                 if *left == 0 {
                     self.state = match *wait > LEAST_WAIT * *total {
-                        true => {
-                            State::Trial { step: 0, with: Samples::default(), without: Samples::default() }
-                        }
+                        true => State::Trial(Trial::default()),
                         false => State::Resting { left: WATCH, wait: 0.0, took: 0.0 },
                     };
                 }
@@ -106,17 +131,11 @@ impl Controller {
             State::Going { left } => {
                 *left -= 1;
                 if *left == 0 {
-                    self.state =
-                        State::Trial { step: 0, with: Samples::default(), without: Samples::default() };
+                    self.state = State::Trial(Trial::default());
                 }
             }
-            State::Trial { step, with, without } => {
-                let side = if Self::with(*step) { &mut *with } else { &mut *without };
-                side.add(took, felt);
-                *step += 1;
-                if *step == BLOCK * BLOCKS {
-                    let faster = with.median() < without.median() * (1.0 - LEAST_GAIN);
-                    let won = faster && with.felt < without.felt;
+            State::Trial(trial) => {
+                if let Some(won) = trial.record(took, felt) {
                     self.end_trial(won);
                 }
             }
@@ -166,14 +185,32 @@ mod tests {
     #[test]
     fn what_does_not_help_is_tried_ever_more_rarely() {
         let mut c = Controller::new(true);
-        let slower = |on| if on { (102, 49) } else { (100, 50) };
-        assert_eq!(run(&mut c, WATCH + BLOCK * BLOCKS, slower), BLOCK * BLOCKS / 2);
+        // A plain loss ends the trial after two rounds, four steps of each kind in both.
+        let slower = |on| if on { (110, 49) } else { (100, 50) };
+        assert_eq!(run(&mut c, WATCH + 100, slower), ROUND);
         let early = run(&mut c, 2000, slower);
         let late = run(&mut c, 2000, slower);
-        assert!(late < early && late <= BLOCK * BLOCKS / 2, "{early}, then {late}");
+        assert!(late < early && late <= ROUND, "{early}, then {late}");
         let mut c = Controller::new(true);
-        run(&mut c, 100, |on| if on { (90, 51) } else { (100, 50) });
+        run(&mut c, 200, |on| if on { (90, 51) } else { (100, 50) });
         assert!(!c.next(), "less time, but no less waiting: something else was faster");
+    }
+
+    #[test]
+    fn noise_alone_wins_rarely() {
+        // Step times that vary by a factor of two, whether they load ahead or not.
+        let mut state = 1u32;
+        let mut on = 0;
+        for _ in 0..200 {
+            let mut c = Controller::new(true);
+            for _ in 0..WATCH + ROUND * MOST_ROUNDS as u32 {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let took = 100 + (state >> 16) % 100;
+                c.record(MS * took, MS * (took / 2));
+            }
+            on += u32::from(matches!(c.state, State::Going { .. }));
+        }
+        assert!(on < 70, "{on} of 200 trials of nothing were won");
     }
 
     #[test]
@@ -188,15 +225,14 @@ mod tests {
         let mut c = Controller::new(true);
         run(&mut c, 100, |on| if on { (80, 30) } else { (100, 50) });
         assert!(c.next());
-        run(&mut c, RETRY_WON + BLOCK * BLOCKS, |on| if on { (110, 60) } else { (100, 50) });
+        run(&mut c, RETRY_WON + ROUND * MOST_ROUNDS as u32, |on| if on { (110, 60) } else { (100, 50) });
         assert!(!c.next());
     }
 
     #[test]
     fn a_drift_of_the_machine_favours_neither_side() {
         // Every step takes longer than the one before; both sides have the same mean position.
-        let (with, without): (Vec<u32>, Vec<u32>) =
-            (0..BLOCK * BLOCKS).partition(|&step| Controller::with(step));
+        let (with, without): (Vec<u32>, Vec<u32>) = (0..ROUND).partition(|&step| Trial::with(step));
         assert_eq!(with.iter().sum::<u32>(), without.iter().sum::<u32>());
     }
 }

@@ -5,7 +5,7 @@
 
 mod figures;
 
-pub use figures::{Figures, IoFigures, PhaseFigures, PrefetchFigures};
+pub use figures::{Figures, IoFigures, PhaseFigures, PrefetchFigures, hidden_share};
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -243,6 +243,9 @@ impl ModelObserver for Telemetry {
         match event {
             ModelEvent::Routed { selections, .. } => {
                 self.with(|state| state.phase_figures().selections += *selections as u64);
+            }
+            ModelEvent::SparseLayer { took, .. } => {
+                self.with(|state| state.phase_figures().sparse_seconds += took.as_secs_f64());
             }
             ModelEvent::Foreseen { chosen, right, .. } => self.with(|state| {
                 let prefetch = &mut state.figures.io.prefetch;

@@ -1,6 +1,7 @@
 //! A loaded model and its forward pass.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use metaltail_container::{Checkpoint, ExpertPlace, Inventory};
 use metaltail_kernels::{Kernels, Pool, rms_norm};
@@ -13,7 +14,7 @@ use crate::ffn::{self, Experts, FeedForward, Foresight, Predictor};
 use crate::kv::KvCache;
 use crate::linear::Linear;
 use crate::load::Loader;
-use crate::observer::ModelObserver;
+use crate::observer::{ModelEvent, ModelObserver};
 use crate::plan::{LayerPlan, Plan};
 use crate::step::{CancelFlag, Row, Selection, StepContext};
 
@@ -213,8 +214,11 @@ impl Model {
         let mut cx = self.context(rows, caches, observer);
         for (slot, layer) in self.layers.iter().enumerate() {
             cancel.check()?;
-            let next = self.layers.get(slot + 1);
+            let (next, began) = (self.layers.get(slot + 1), Instant::now());
             layer.forward(&mut cx, experts, slot, (self.plan.norm_eps, next), &mut x)?;
+            if self.plan.layers[slot].moe().is_some() {
+                observer.on_model(&ModelEvent::SparseLayer { layer: slot as u32, took: began.elapsed() });
+            }
         }
         commit(rows, caches);
         Ok(norm_rows(&x, &self.final_norm, self.plan.norm_eps))

@@ -1,5 +1,7 @@
 //! What the model tells those above it.
 
+use std::time::Duration;
+
 use crate::ffn::Predictor;
 
 /// Something that happened inside a step.
@@ -16,6 +18,13 @@ pub enum ModelEvent {
         selections: usize,
         /// Distinct experts among them.
         distinct: usize,
+    },
+    /// A layer with routed experts was computed.
+    SparseLayer {
+        /// Layer index.
+        layer: u32,
+        /// Wall time, waits for experts included.
+        took: Duration,
     },
     /// A guess at a layer's choice was compared with it.
     Foreseen {

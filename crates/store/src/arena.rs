@@ -17,6 +17,9 @@ use crate::error::StoreError;
 pub const PAGE: u64 = 4096;
 
 const GIB: u64 = 1 << 30;
+/// Size of a large page. Smaller slots go without: the first use of one would bring others' memory into being.
+#[cfg(target_os = "linux")]
+const LARGE_PAGE: u64 = 2 << 20;
 /// Slots of the smallest chunk.
 pub(crate) const MIN_CHUNK_SLOTS: u64 = 8;
 
@@ -96,6 +99,11 @@ impl Arena {
             .no_reserve_swap()
             .map_anon()
             .map_err(|e| StoreError::Map { bytes: len as u64, source: Arc::new(e) })?;
+        // Without large pages all works as well, but a direct read pins each page of its own.
+        #[cfg(target_os = "linux")]
+        if slot_bytes as u64 >= LARGE_PAGE {
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
         let states = std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect();
         end.ok_or_else(too_big)?;
         let chunk = Chunk { first: first as u32, map: MmapRaw::from(map), slot_bytes, states };

@@ -19,6 +19,7 @@ mod machine;
 pub mod page_cache;
 mod policy;
 pub mod probe;
+pub mod rank;
 mod store;
 mod sync;
 mod table;

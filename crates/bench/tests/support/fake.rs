@@ -89,6 +89,7 @@ impl Script {
                 lookups: 100,
                 misses,
                 felt_wait_seconds: 0.0,
+                sparse_seconds: seconds,
                 busy_seconds: seconds / 2.0,
                 depth_seconds: seconds,
             },

@@ -27,6 +27,8 @@ pub struct PhaseFigures {
     pub misses: u64,
     /// Time that computing stood still for a load.
     pub felt_wait_seconds: f64,
+    /// Time in layers with routed experts, waits for them included.
+    pub sparse_seconds: f64,
 }
 
 impl PhaseFigures {
@@ -49,8 +51,17 @@ impl PhaseFigures {
             staged: self.staged + other.staged,
             misses: self.misses + other.misses,
             felt_wait_seconds: self.felt_wait_seconds + other.felt_wait_seconds,
+            sparse_seconds: self.sparse_seconds + other.sparse_seconds,
         }
     }
+}
+
+/// Of the computing in layers with routed experts, the share that went on while experts were being read: busy
+/// time of drives less the felt wait in it, over the layers' time less the felt wait, at most 1. `None` where
+/// nothing was computed. (What is read ahead goes on in other layers too, hence the bound.)
+pub fn hidden_share(busy: f64, felt: f64, sparse: f64) -> Option<f64> {
+    let computing = sparse - felt;
+    (computing > 0.0).then(|| ((busy - felt) / computing).clamp(0.0, 1.0))
 }
 
 /// What was loaded ahead of demand.

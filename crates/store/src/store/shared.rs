@@ -1,6 +1,7 @@
 //! What store, fetches, leases and loaders share, and the ways in which they meet.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use crate::event::{Observer, StoreEvent};
 use crate::geometry::LayerExperts;
 use crate::io::Drives;
 use crate::policy::ExpertId;
+use crate::rank::Held;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::table::{Ended, Job, Table};
 
@@ -22,6 +24,26 @@ pub(crate) struct State {
     /// Experts whose checksum was seen to be right.
     verified: Vec<Vec<bool>>,
     stopping: bool,
+}
+
+/// The state, for as long as its lock is held.
+pub(crate) struct Locked<'g> {
+    state: MutexGuard<'g, State>,
+    held: Held,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
 }
 
 /// What store, fetches, leases and loaders share.
@@ -63,16 +85,15 @@ impl Shared {
     }
 
     /// No code under this lock can leave the table half changed, so a poisoned lock is taken as it is.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked { state, held: Held::new() }
     }
 
-    pub(crate) fn wait_for_change<'g>(
-        &self,
-        state: MutexGuard<'g, State>,
-        limit: Duration,
-    ) -> MutexGuard<'g, State> {
-        self.done.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
+    pub(crate) fn wait_for_change<'g>(&self, locked: Locked<'g>, limit: Duration) -> Locked<'g> {
+        let Locked { state, held } = locked;
+        let state = self.done.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0;
+        Locked { state, held }
     }
 
     /// Tells fetches that a load ended or a slot became free.
