@@ -1,5 +1,7 @@
 //! Figures of a run: one readable block, or JSON. Both are drawn from the same telemetry.
 
+mod device;
+
 use std::fmt::Write;
 
 use metaltail_engine::sampler::Sampling;
@@ -136,21 +138,8 @@ impl Report<'_> {
                 "drives": self.drives(),
                 "prefetch": self.prefetch(),
             },
-            "device": {
-                "name": self.engine.device(),
-                "experts": total.lookups,
-                "submissions": null,
-                "fallbacks": null,
-                "gpu_wall_seconds": null,
-                "kernel_seconds": null,
-                "stall_seconds": null,
-                "encode_seconds": null,
-            },
-            "residency": {
-                "mode": null, "allocations": self.engine.store().mappings(), "sets": null,
-                "declared_per_submit": null, "commits": null, "flush_seconds": null,
-                "unregister_seconds": null,
-            },
+            "device": device::device(self.engine, total.lookups),
+            "residency": device::residency(self.engine),
             "draft": {"kind": "off", "proposed": null, "accepted": null},
             "memory": self.memory(),
             "pins": crate::pins::to_json(self.engine.pins()),
@@ -218,8 +207,7 @@ impl Report<'_> {
         config.insert("expert_top_p".into(), json!(self.engine.expert_top_p().unwrap_or(1.0)));
         config.insert("json".into(), json!(self.settings.json()));
         config.insert("verbose".into(), json!(self.settings.verbose()));
-        // What each of these became where nothing was said: there is one of each.
-        config.insert("device".into(), json!(self.engine.device()));
+        // What it became where nothing was said: there is one.
         config.insert("draft".into(), json!("off"));
         config.insert("origins".into(), Value::Object(self.settings.origins()));
         Value::Object(config)
@@ -252,6 +240,9 @@ impl Report<'_> {
                 resolved.threads
             ),
         );
+        if let Some(line) = device::words(self.engine) {
+            push(&mut out, "residency", &line);
+        }
         self.push_memory(&mut out);
         out
     }

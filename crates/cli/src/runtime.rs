@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use metaltail_engine::sampler::Sampling;
 use metaltail_engine::telemetry::{Event, Listener, Telemetry};
-use metaltail_engine::{Engine, EngineError, EngineOptions};
+use metaltail_engine::{
+    DeviceKind, DeviceOptions, Engine, EngineError, EngineOptions, ResidencyMode, SlabAllocation,
+};
 use metaltail_model::ModelError;
 use metaltail_model::text::{ChatTemplate, StopIds, TextError, Tokenizer};
 use metaltail_store::{PolicyKind, StoreError};
@@ -178,6 +180,24 @@ fn policy(settings: &Settings) -> Option<PolicyKind> {
     })
 }
 
+/// The device that the settings name.
+fn device(settings: &Settings) -> DeviceOptions {
+    DeviceOptions {
+        kind: match settings.device {
+            None | Some(settings::Device::Auto | settings::Device::Cpu) => DeviceKind::Cpu,
+            Some(settings::Device::Sim) => DeviceKind::Sim,
+        },
+        residency: match settings.residency {
+            None | Some(settings::Residency::Set) => ResidencyMode::Set,
+            Some(settings::Residency::Walk) => ResidencyMode::Walk,
+        },
+        slabs: match settings.slab_allocation {
+            None | Some(settings::SlabAllocation::Arena) => SlabAllocation::Arena,
+            Some(settings::SlabAllocation::PerExpert) => SlabAllocation::PerExpert,
+        },
+    }
+}
+
 /// An engine's options as the settings have them.
 pub fn engine_options(settings: &Settings) -> EngineOptions {
     EngineOptions {
@@ -197,6 +217,7 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
             Some(settings::Io::Uring) => metaltail_store::Io::Uring,
             Some(settings::Io::Threads) => metaltail_store::Io::Threads,
         },
+        device: device(settings),
         chunk_bytes: settings.chunk_size,
         checksums: settings.checksums,
         prefill_chunk: settings.prefill_chunk,

@@ -20,7 +20,7 @@ mod usage;
 
 pub use environment::Environment;
 pub use file::ConfigFile;
-pub use flags::{Direct, Flags, Io, ModelFlags, OutputFlags, Policy};
+pub use flags::{Device, Direct, Flags, Io, ModelFlags, OutputFlags, Policy, Residency, SlabAllocation};
 pub use parse::{on_off, share, size, whole};
 pub use usage::{Pin, Usage};
 

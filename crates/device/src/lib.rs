@@ -1,7 +1,8 @@
 //! Accelerators.
 //!
 //! [`residency`] is what all of them share: memory is declared to a device once, so that the size of the expert
-//! cache costs nothing.
+//! cache costs nothing. [`sim`] is a device that enforces the rules and needs no hardware.
 #![forbid(unsafe_code)]
 
 pub mod residency;
+pub mod sim;

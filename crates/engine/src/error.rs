@@ -34,6 +34,12 @@ pub enum EngineError {
     /// A file of pins or usage is refused.
     #[error(transparent)]
     Usage(metaltail_store::usage::UsageError),
+    /// An accelerator was asked for and computed nothing.
+    #[error("the {device} device computed no expert, although experts were used")]
+    DeviceIdle {
+        /// Its name.
+        device: &'static str,
+    },
     /// A prompt has no ids.
     #[error("the prompt is empty: there is nothing to continue")]
     EmptyPrompt,

@@ -5,9 +5,12 @@
 //! events, gathered by [`telemetry::Telemetry`].
 #![forbid(unsafe_code)]
 
+mod device;
 mod engine;
 mod error;
 pub mod memory;
+mod open;
+mod options;
 mod pins;
 mod prefetch;
 pub mod sampler;
@@ -18,8 +21,12 @@ pub mod telemetry;
 mod upkeep;
 pub mod usage;
 
-pub use engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, Engine, EngineOptions, Resolved};
+pub use device::{DeviceFigures, DeviceKind, DeviceOptions};
+pub use engine::Engine;
 pub use error::EngineError;
+pub use metaltail_device::residency::Mode as ResidencyMode;
+pub use metaltail_device::sim::SlabAllocation;
+pub use options::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions, Resolved};
 pub use pins::{PinMode, Pins};
 pub use score::{Score, score};
 pub use session::{EachChunk, Finish, Flow, GenerateOptions, Generation, Session};

@@ -6,8 +6,8 @@ use metaltail_model::{AttentionPlan, FfnPlan, KvCache, LayerPlan, Plan};
 use metaltail_store::budget::term;
 use metaltail_store::{Budget, BudgetError, Fit, Geometry, Machine, StoreConfig, Wanted};
 
-use crate::engine::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions};
 use crate::error::EngineError;
+use crate::options::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions};
 
 /// Memory of a model apart from its expert slots, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

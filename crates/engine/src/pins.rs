@@ -6,8 +6,8 @@ use metaltail_store::usage::pin::{self, PinPlan, PinRoom};
 use metaltail_store::usage::{ColiModel, PinFile, UsageIdentity, UsageProfile};
 use metaltail_store::{Budget, BudgetError, Geometry};
 
-use crate::engine::EngineOptions;
 use crate::error::EngineError;
+use crate::options::EngineOptions;
 
 /// What is pinned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -54,6 +54,34 @@ fn chunk_slots(slot_bytes: u64, total: u64) -> u64 {
     (GIB.min(total / 16) / slot_bytes.max(1)).max(MIN_CHUNK_SLOTS)
 }
 
+/// Memory that holds slots: one mapping, for as long as the store lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaChunk {
+    /// Address of its first byte.
+    pub base: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Bytes of each slot in it.
+    pub slot_bytes: usize,
+}
+
+/// Where the slots of a store lie, for devices that must know memory before they touch it. Chunks come when the
+/// cache grows and stay where they are.
+#[derive(Clone)]
+pub struct ArenaView(pub(crate) Arc<Arena>);
+
+impl ArenaView {
+    /// Chunks so far.
+    pub fn chunks(&self) -> usize {
+        self.0.mappings()
+    }
+
+    /// The `number`th chunk, in the order in which they came.
+    pub fn chunk(&self, number: usize) -> Option<ArenaChunk> {
+        self.0.chunk(number)
+    }
+}
+
 impl Arena {
     /// Maps `(slot bytes, slots)` of each class. Slot bytes must be multiples of [`PAGE`].
     /// Memory is reserved only; pages come into being when a loader writes them.
@@ -115,6 +143,16 @@ impl Arena {
     /// Number of mappings made.
     pub(crate) fn mappings(&self) -> usize {
         self.used.load(Ordering::Acquire)
+    }
+
+    /// The `number`th mapping.
+    fn chunk(&self, number: usize) -> Option<ArenaChunk> {
+        let chunk = self.chunks.get(number)?.get()?;
+        Some(ArenaChunk {
+            base: chunk.map.as_ptr() as usize,
+            len: chunk.map.len(),
+            slot_bytes: chunk.slot_bytes,
+        })
     }
 
     /// A slot's chunk and its index there.

@@ -27,7 +27,7 @@ pub mod testing;
 pub mod trace;
 pub mod usage;
 
-pub use arena::PAGE;
+pub use arena::{ArenaChunk, ArenaView, PAGE};
 pub use budget::{Budget, BudgetError, Fit, LimitSource, Term, Wanted};
 pub use error::StoreError;
 pub use event::{EvictReason, LoadRank, Observer, Silent, StoreEvent, Tier};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use metaltail_container::{ExpertPlace, Extent};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, ArenaView};
 use crate::error::StoreError;
 use crate::event::{Observer, StoreEvent};
 use crate::geometry::{Geometry, LayerExperts};
@@ -290,6 +290,11 @@ impl ExpertStore {
     /// Memory mappings that hold all slots.
     pub fn mappings(&self) -> usize {
         self.shared.arena.mappings()
+    }
+
+    /// Where all slots lie.
+    pub fn arena(&self) -> ArenaView {
+        ArenaView(Arc::clone(&self.shared.arena))
     }
 
     /// Checks the slot table against itself: every slot is counted once, where it belongs, and none is lost.

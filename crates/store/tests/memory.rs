@@ -67,6 +67,20 @@ fn pages_are_given_back_and_caps_stay_lowered() {
     fill(&store, 4, 16);
 }
 
+fn a_cache_that_holds_everything_grows_by_nothing() {
+    for (cap, room) in [(16, 64 * MIB), (4, 0), (4, MIB)] {
+        let (store, _) = store(4, 16, MIB, cap);
+        let before = store.arena().chunks();
+        assert_eq!(store.grow(room).unwrap(), 0, "cap {cap}, {room} bytes");
+        assert_eq!(store.arena().chunks(), before, "a mapping of no slots");
+    }
+    let (store, _) = store(4, 16, MIB, 4);
+    let chunks = store.arena().chunks();
+    assert_eq!(store.grow(9 * MIB).unwrap(), 8 * MIB, "a chunk at a time");
+    let grown = store.arena().chunk(chunks).unwrap();
+    assert_eq!(grown.len, 8 * grown.slot_bytes);
+}
+
 fn file_pages_are_not_counted() {
     let mut file = tempfile::tempfile().unwrap();
     std::io::Write::write_all(&mut file, &vec![1; 48 << 20]).unwrap();
@@ -87,5 +101,6 @@ fn few_mappings_and_pages_given_back() {
     }
     many_slots_are_few_mappings();
     pages_are_given_back_and_caps_stay_lowered();
+    a_cache_that_holds_everything_grows_by_nothing();
     file_pages_are_not_counted();
 }

@@ -78,6 +78,12 @@ pub struct Flags {
     /// What computes the experts
     #[arg(long, value_enum, value_name = "DEVICE", help_heading = "Computation")]
     pub device: Option<Device>,
+    /// How memory is declared to an accelerator
+    #[arg(long, value_enum, value_name = "HOW", help_heading = "Computation")]
+    pub residency: Option<Residency>,
+    /// What is one allocation to an accelerator
+    #[arg(long, value_enum, value_name = "WHAT", help_heading = "Computation")]
+    pub slab_allocation: Option<SlabAllocation>,
     /// What proposes tokens ahead
     #[arg(long, value_enum, value_name = "KIND", help_heading = "Computation")]
     pub draft: Option<Draft>,
@@ -201,6 +207,28 @@ pub enum Device {
     Auto,
     /// The processor
     Cpu,
+    /// A simulated accelerator: real text, and what an accelerator's rules for memory would have cost
+    Sim,
+}
+
+/// How memory is declared to an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residency {
+    /// Once, in residency sets
+    Set,
+    /// Everything, with each submission
+    Walk,
+}
+
+/// What is one allocation to an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SlabAllocation {
+    /// A chunk of many slots
+    Arena,
+    /// Each expert's slot
+    PerExpert,
 }
 
 /// What proposes tokens ahead of the model.

@@ -378,3 +378,50 @@ fn a_store_closes_while_reads_are_under_way() {
         }
     }
 }
+
+#[test]
+fn a_load_nobody_waits_for_gives_way_between_its_parts() {
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+    let gates = std::sync::Mutex::new((begun, may_go_on));
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut rig = Rig::new(1);
+    rig.config = StoreConfig { loaders: 1, staging: 2, chunk_bytes: Some(4096), ..rig.config };
+    rig.hook(0, {
+        let order = Arc::clone(&order);
+        move |file, _, _| {
+            let first = order.lock().unwrap().is_empty();
+            order.lock().unwrap().push(file);
+            if first {
+                let gates = gates.lock().unwrap();
+                gates.0.send(()).unwrap();
+                gates.1.recv_timeout(Duration::from_secs(20)).unwrap();
+            }
+            Fault::None
+        }
+    });
+    let (store, _, _dirs) = rig.open(false);
+    // Thirteen parts of weights and one of scales, of which the first is being read when someone waits.
+    store.expect(3, &[0]).unwrap();
+    has_begun.recv_timeout(Duration::from_secs(20)).unwrap();
+    let mut fetch = store.fetch(4, &[5]).unwrap();
+    go_on.send(()).unwrap();
+    while fetch.next_batch().unwrap().is_some() {}
+    let order = order.lock().unwrap().clone();
+    let demanded = order.iter().filter(|&&file| file == 1).count();
+    assert!(demanded >= 13, "{order:?}");
+    assert_eq!(order[..=demanded], [&[0][..], &vec![1; demanded]].concat(), "a guess was read first");
+    drop(fetch);
+    store.audit().unwrap();
+    assert!(fetch_one(&store, 3, 0));
+}
+
+/// Fetches one expert and holds it against the file.
+fn fetch_one(store: &ExpertStore, layer: u32, e: u32) -> bool {
+    let mut fetch = store.fetch(layer, &[e]).unwrap();
+    let batch = fetch.next_batch().unwrap().unwrap();
+    let runs = expert(layer - 3, e).runs;
+    runs.iter()
+        .enumerate()
+        .all(|(i, run)| batch[0].1.run(i) == &bytes(layer - 3)[run.offset as usize..][..run.len as usize])
+}

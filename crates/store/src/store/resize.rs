@@ -56,8 +56,9 @@ impl ExpertStore {
         let fitting = usize::try_from(bytes / slot.max(1)).unwrap_or(usize::MAX);
         let count = room.min(chunk).min(fitting);
         let left_behind = state.table.unused(class).min(count);
-        if left_behind == 0 && count < room.min(MIN_CHUNK_SLOTS as usize) {
-            return Ok(0); // Mappings of a slot or two are not worth having.
+        // Mappings of a slot or two are not worth having.
+        if count == 0 || left_behind == 0 && count < room.min(MIN_CHUNK_SLOTS as usize) {
+            return Ok(0);
         }
         let added = match left_behind {
             0 => {

@@ -1,0 +1,58 @@
+//! What an accelerator did, and what it cost to keep memory resident for it.
+
+use metaltail_engine::Engine;
+use serde_json::{Value, json};
+
+/// `stats.device`. What a processor has none of is null.
+pub fn device(engine: &Engine, lookups: u64) -> Value {
+    let figures = engine.device_figures();
+    let of = figures.as_ref();
+    json!({
+        "name": engine.device(),
+        "machine": of.map(|f| &f.machine),
+        "experts": of.map_or(lookups, |f| f.experts),
+        "submissions": of.map(|f| f.residency.submissions),
+        "fallbacks": of.map(|f| u64::from(f.residency.fallback.is_some())),
+        "fallback_reason": of.and_then(|f| f.residency.fallback.as_ref()),
+        "gpu_wall_seconds": of.map(|f| f.gpu_wall_seconds),
+        "kernel_seconds": of.map(|f| f.kernel_seconds),
+        "stall_seconds": of.map(|f| f.stall_seconds),
+        "coupled_seconds": of.map(|f| f.coupled_seconds),
+        "encode_seconds": null,
+    })
+}
+
+/// `stats.residency`.
+pub fn residency(engine: &Engine) -> Value {
+    let figures = engine.device_figures();
+    let of = figures.as_ref();
+    let mappings = engine.store().mappings();
+    json!({
+        "mode": of.map(|f| f.mode.name()),
+        "allocations": of.map_or(mappings, |f| f.residency.allocations),
+        "sets": of.map(|f| f.residency.sets),
+        "declared_per_submit": of.and_then(|f| f.residency.declared_per_submit()),
+        "commits": of.map(|f| f.residency.commits),
+        "flush_seconds": of.map(|f| f.residency.flush.as_secs_f64()),
+        "unregister_seconds": of.map(|f| f.residency.unregister.as_secs_f64()),
+        "kept_alive": of.map(|f| f.residency.kept_alive),
+    })
+}
+
+/// The same in a line; none for the processor.
+pub fn words(engine: &Engine) -> Option<String> {
+    let figures = engine.device_figures()?;
+    let declared = figures.residency.declared_per_submit().unwrap_or(0.0);
+    Some(format!(
+        "{} ({}): {} experts in {} submissions, {declared:.0} declared with each; {} allocations in {} sets, {} commits; in its own time kernels {:.3} s, stall {:.3} s",
+        engine.device(),
+        figures.machine,
+        figures.experts,
+        figures.residency.submissions,
+        figures.residency.allocations,
+        figures.residency.sets,
+        figures.residency.commits,
+        figures.kernel_seconds,
+        figures.stall_seconds + figures.coupled_seconds,
+    ))
+}

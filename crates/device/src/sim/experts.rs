@@ -1,0 +1,177 @@
+//! Experts on the simulated device.
+
+use std::fmt;
+use std::sync::Arc;
+
+use metaltail_kernels::{Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask};
+use metaltail_quant::MatrixRef;
+use metaltail_store::ArenaView;
+
+use super::driver::SimDriver;
+use crate::residency::{Residency, ResidencyError, Span, Submission};
+
+/// What is one allocation to the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SlabAllocation {
+    /// A chunk of the expert store's arena: few and large.
+    #[default]
+    Arena,
+    /// Each slot: as many as experts can be cached. The measured alternative.
+    PerExpert,
+}
+
+impl SlabAllocation {
+    /// Name in flags and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            SlabAllocation::Arena => "arena",
+            SlabAllocation::PerExpert => "per-expert",
+        }
+    }
+}
+
+/// Where activations and results lie, as far as barriers go: behind all memory that there is.
+const SCRATCH: usize = 1 << 62;
+
+/// [`ExpertCompute`] on a simulated device: arithmetic by the processor in `f32`, memory by the device's rules.
+pub struct SimExperts {
+    inner: CpuExperts,
+    arena: ArenaView,
+    slabs: SlabAllocation,
+    residency: Arc<Residency<SimDriver>>,
+    /// Chunks that were made known to the device.
+    known: usize,
+    hidden: usize,
+    in_flight: Vec<Submission>,
+}
+
+impl fmt::Debug for SimExperts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimExperts").field("known", &self.known).finish_non_exhaustive()
+    }
+}
+
+impl SimExperts {
+    /// Experts of `arena`, computed by `inner`, on the device behind `residency`.
+    pub fn new(
+        inner: CpuExperts,
+        arena: ArenaView,
+        slabs: SlabAllocation,
+        residency: Arc<Residency<SimDriver>>,
+    ) -> SimExperts {
+        SimExperts { inner, arena, slabs, residency, known: 0, hidden: 0, in_flight: Vec::new() }
+    }
+
+    fn failed(&self, error: &dyn fmt::Display) -> ComputeError {
+        ComputeError::Device { device: self.name(), message: error.to_string() }
+    }
+
+    /// Declares chunks that the arena has gained: nothing to do in all but a few calls.
+    fn declare_new(&mut self) -> Result<(), ResidencyError> {
+        while self.known < self.arena.chunks() {
+            for span in self.spans_of(self.known) {
+                self.residency.register(span)?;
+            }
+            self.known += 1;
+        }
+        Ok(())
+    }
+
+    /// The allocations of a chunk.
+    fn spans_of(&self, chunk: usize) -> Vec<Span> {
+        let Some(chunk) = self.arena.chunk(chunk) else { return Vec::new() };
+        let whole = Span { base: chunk.base, len: chunk.len };
+        match self.slabs {
+            SlabAllocation::Arena => vec![whole],
+            SlabAllocation::PerExpert => {
+                let slots = (0..chunk.len / chunk.slot_bytes.max(1)).map(|slot| slot * chunk.slot_bytes);
+                slots.map(|offset| Span { base: chunk.base + offset, len: chunk.slot_bytes }).collect()
+            }
+        }
+    }
+
+    /// Hands the tasks over as a real device's encoder would: gate and up, a barrier, down.
+    fn encode(&mut self, tasks: &[ExpertTask<'_>]) -> Result<Submission, ResidencyError> {
+        self.declare_new()?;
+        let mut ledger = self.residency.ledger();
+        let submission = ledger.submit()?;
+        let device = ledger.driver_mut();
+        device.begin_submission();
+        let encoded = dispatch(device, tasks, self.hidden);
+        if let Err(error) = encoded {
+            ledger.complete(submission)?;
+            return Err(error);
+        }
+        Ok(submission)
+    }
+
+    fn complete_all(&mut self) -> Result<(), ComputeError> {
+        for submission in std::mem::take(&mut self.in_flight) {
+            self.residency.complete(submission).map_err(|error| self.failed(&error))?;
+        }
+        Ok(())
+    }
+}
+
+fn dispatch(device: &mut SimDriver, tasks: &[ExpertTask<'_>], hidden: usize) -> Result<(), ResidencyError> {
+    let span = |bytes: &[u8]| Span { base: bytes.as_ptr() as usize, len: bytes.len() };
+    let matrix = |m: MatrixRef<'_>| {
+        [m.weights(), m.scales()].into_iter().filter(|bytes| !bytes.is_empty()).map(span).collect::<Vec<_>>()
+    };
+    let activations = Span { base: SCRATCH, len: hidden * 4 };
+    let inner = |task: usize| Span { base: SCRATCH + ((2 * task + 1) << 32), len: 1 << 20 };
+    let outer = |task: usize| Span { base: SCRATCH + ((2 * task + 2) << 32), len: 1 << 20 };
+    for (number, task) in tasks.iter().enumerate() {
+        let weights = [matrix(task.weights.gate), matrix(task.weights.up)].concat();
+        device.dispatch(&weights, &[activations], &[inner(number)])?;
+    }
+    device.barrier();
+    for (number, task) in tasks.iter().enumerate() {
+        device.dispatch(&matrix(task.weights.down), &[inner(number)], &[outer(number)])?;
+    }
+    Ok(())
+}
+
+impl ExpertCompute for SimExperts {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn begin(&mut self, x: &[f32], hidden: usize, outputs: usize) -> Result<(), ComputeError> {
+        self.complete_all()?;
+        self.hidden = hidden;
+        self.inner.begin(x, hidden, outputs)
+    }
+
+    fn submit(&mut self, tasks: &[ExpertTask<'_>]) -> Result<Completion, ComputeError> {
+        if tasks.is_empty() {
+            return Ok(Completion::Done);
+        }
+        let submission = self.encode(tasks).map_err(|error| self.failed(&error))?;
+        self.in_flight.push(submission);
+        self.inner.submit(tasks)?;
+        self.residency.ledger().driver_mut().computed(tasks.len());
+        Ok(Completion::InFlight)
+    }
+
+    fn drain(&mut self) -> Result<(), ComputeError> {
+        self.complete_all()
+    }
+
+    fn finish(&mut self) -> Result<&[f32], ComputeError> {
+        self.complete_all()?;
+        self.inner.finish()
+    }
+}
+
+impl Drop for SimExperts {
+    /// The arena's memory is about to go: the device forgets it first.
+    fn drop(&mut self) {
+        let _ = self.complete_all();
+        for chunk in 0..self.known {
+            for span in self.spans_of(chunk) {
+                let _ = self.residency.unregister(span);
+            }
+        }
+    }
+}

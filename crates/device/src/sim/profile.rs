@@ -1,0 +1,117 @@
+//! A machine in numbers.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Physical parameters of a machine, as a data file. Times are in seconds, rates in bytes a second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Name, for reports.
+    pub name: String,
+    /// Where the numbers come from.
+    pub source: String,
+    /// Memory of the machine in bytes.
+    pub memory: u64,
+    /// Bytes that the device keeps resident at most.
+    pub working_set: u64,
+    /// The system setting that raises it.
+    pub working_set_setting: Option<String>,
+    /// The largest allocation in bytes.
+    pub allocation: u64,
+    /// Sets that a queue takes; zero for a system without.
+    pub sets: usize,
+    /// Base cost of a submission.
+    pub submit: f64,
+    /// Cost of declaring one allocation for one submission.
+    pub declare: f64,
+    /// Share of the working set above which declaring for a submission makes the driver wire memory anew.
+    pub rewire_share: f64,
+    /// Cost of that, a submission and byte above the share.
+    pub rewire: f64,
+    /// While the driver wires memory, everything else takes so much longer: seconds for each second of it.
+    pub coupling: f64,
+    /// Cost of making an allocation known to the device.
+    pub register: f64,
+    /// Cost of a commit.
+    pub commit: f64,
+    /// Cost of a commit for each member of its set.
+    pub commit_member: f64,
+    /// Bytes of weights that kernels read a second.
+    pub kernel_rate: f64,
+    /// Time after which a set that nothing used is no longer resident, in seconds; zero for never.
+    pub unwire_after: f64,
+}
+
+/// A profile that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a machine profile: {0}")]
+pub struct ProfileError(String);
+
+impl Profile {
+    /// The profile that is built in.
+    pub fn m5max() -> Profile {
+        // A test reads it; see below.
+        Profile::parse(include_str!("../../profiles/m5max-128.json"))
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Reads a profile.
+    ///
+    /// # Errors
+    /// Text that is no JSON, lacks a key or has one too many, and numbers that no machine has.
+    pub fn parse(text: &str) -> Result<Profile, ProfileError> {
+        let profile: Profile = serde_json::from_str(text).map_err(|error| ProfileError(error.to_string()))?;
+        let times = [
+            ("submit", profile.submit),
+            ("declare", profile.declare),
+            ("rewire", profile.rewire),
+            ("rewire_share", profile.rewire_share),
+            ("coupling", profile.coupling),
+            ("register", profile.register),
+            ("commit", profile.commit),
+            ("commit_member", profile.commit_member),
+            ("unwire_after", profile.unwire_after),
+        ];
+        if let Some((name, value)) = times.iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
+            return Err(ProfileError(format!("{name} is {value}, wanted zero or more")));
+        }
+        if !(profile.kernel_rate.is_finite() && profile.kernel_rate > 0.0) {
+            return Err(ProfileError(format!(
+                "kernel_rate is {}, wanted more than zero",
+                profile.kernel_rate
+            )));
+        }
+        Ok(profile)
+    }
+}
+
+/// A time in seconds as a duration: what overflows is the longest one, what is no time is none.
+pub(super) fn time(seconds: f64) -> Duration {
+    match seconds > 0.0 {
+        true => Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX),
+        false => Duration::ZERO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_profile_is_one_and_nonsense_is_not() {
+        let profile = Profile::m5max();
+        assert_eq!(profile.sets, 32);
+        let text = serde_json::to_string(&profile).unwrap();
+        assert_eq!(Profile::parse(&text).unwrap(), profile);
+        for (from, to) in
+            [("\"sets\":32,", ""), ("\"submit\":", "\"submit\":-"), ("\"sets\":32", "\"sets\":32,\"x\":1")]
+        {
+            assert!(text.contains(from), "{from}");
+            assert!(Profile::parse(&text.replace(from, to)).is_err(), "{from} → {to}");
+        }
+        let dead = Profile { kernel_rate: 0.0, ..profile };
+        assert!(Profile::parse(&serde_json::to_string(&dead).unwrap()).is_err());
+    }
+}

@@ -1,0 +1,123 @@
+//! What computes experts, and what it says of itself.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyStats};
+use metaltail_device::sim::{Profile, SimDriver, SimExperts, SlabAllocation};
+use metaltail_kernels::{CpuExperts, ExpertCompute};
+use metaltail_store::ArenaView;
+
+/// A device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// A simulated accelerator: the processor's arithmetic in `f32`, an accelerator's rules for memory.
+    Sim,
+}
+
+impl DeviceKind {
+    /// Name in flags and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Sim => "sim",
+        }
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<DeviceKind, String> {
+        let all = [DeviceKind::Cpu, DeviceKind::Sim];
+        all.into_iter().find(|kind| kind.name() == name).ok_or_else(|| format!("no device is called {name}"))
+    }
+}
+
+/// How a device is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Which one.
+    pub kind: DeviceKind,
+    /// How memory is declared to it.
+    pub residency: Mode,
+    /// What is one allocation to it.
+    pub slabs: SlabAllocation,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> DeviceOptions {
+        DeviceOptions { kind: DeviceKind::Cpu, residency: Mode::Set, slabs: SlabAllocation::Arena }
+    }
+}
+
+/// Figures of an accelerator since the engine was opened, in its own time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceFigures {
+    /// The machine that it is, or is taken to be.
+    pub machine: String,
+    /// How memory is declared now.
+    pub mode: Mode,
+    /// Experts computed on it.
+    pub experts: u64,
+    /// From handing work over to its end.
+    pub gpu_wall_seconds: f64,
+    /// Of that, in kernels.
+    pub kernel_seconds: f64,
+    /// The rest.
+    pub stall_seconds: f64,
+    /// What else slowed down while memory was wired anew.
+    pub coupled_seconds: f64,
+    /// The ledger's figures.
+    pub residency: ResidencyStats,
+}
+
+/// The device of an engine.
+pub(crate) struct Device {
+    sim: Option<Arc<Residency<SimDriver>>>,
+}
+
+impl Device {
+    /// Opens a device for experts in `arena`, whose arithmetic `cpu` does where it has none of its own.
+    pub(crate) fn open(
+        options: &DeviceOptions,
+        cpu: CpuExperts,
+        arena: ArenaView,
+    ) -> (Device, Box<dyn ExpertCompute>) {
+        match options.kind {
+            DeviceKind::Cpu => (Device { sim: None }, Box::new(cpu)),
+            DeviceKind::Sim => {
+                let ledger = Ledger::new(SimDriver::new(Profile::m5max()), options.residency);
+                let residency = Arc::new(Residency::new(ledger));
+                let experts = SimExperts::new(cpu, arena, options.slabs, Arc::clone(&residency));
+                (Device { sim: Some(residency) }, Box::new(experts))
+            }
+        }
+    }
+
+    /// Its figures; none of the processor, which has nothing to declare.
+    pub(crate) fn figures(&self) -> Option<DeviceFigures> {
+        let ledger = self.sim.as_ref()?.ledger();
+        let (driver, times) = (ledger.driver(), ledger.driver().times());
+        Some(DeviceFigures {
+            machine: driver.profile().name.clone(),
+            mode: ledger.mode(),
+            experts: driver.experts(),
+            gpu_wall_seconds: (times.kernel + times.stall).as_secs_f64(),
+            kernel_seconds: times.kernel.as_secs_f64(),
+            stall_seconds: times.stall.as_secs_f64(),
+            coupled_seconds: times.coupled.as_secs_f64(),
+            residency: ledger.stats(),
+        })
+    }
+}

@@ -1,0 +1,228 @@
+//! From a directory and settings to an engine.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Mutex};
+
+use metaltail_container::{Checkpoint, Drive, Inventory};
+use metaltail_kernels::{CpuExperts, Kernels, Numerics, Pool};
+use metaltail_model::{LoadOptions, Model, Plan, expert_places};
+use metaltail_store::usage::UsageRecorder;
+use metaltail_store::usage::pin::PinRoom;
+use metaltail_store::{DriveFiles, ExpertStore, Geometry, LayerExperts, PolicyKind, StoreConfig};
+
+use crate::device::{Device, DeviceKind};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::memory::{self, Demand, Settled};
+use crate::options::{DEFAULT_POLICY, EngineOptions, Resolved};
+use crate::pins::{self, Ground, Pins};
+use crate::telemetry::Telemetry;
+use crate::upkeep::Upkeep;
+use crate::usage;
+
+/// A model as it lies on drives: checked, and nothing of it loaded.
+struct Found {
+    checkpoint: Checkpoint,
+    plan: Plan,
+    inventory: Inventory,
+    places: Vec<LayerExperts>,
+    geometry: Geometry,
+}
+
+impl Found {
+    fn open(dir: &Path, options: &EngineOptions, telemetry: &Telemetry) -> Result<Found, EngineError> {
+        let mut checkpoint = Checkpoint::open_with(dir, &options.further)?;
+        checkpoint.verify_dense(options.checksums.unwrap_or(true));
+        let plan = Plan::from_config(checkpoint.config())?.with_mla_form(options.mla_form);
+        let inventory = plan.inventory();
+        checkpoint.check(&inventory)?;
+        checkpoint.notices().iter().for_each(|text| telemetry.notice(text));
+        let places = expert_places(&checkpoint, &inventory, false)?;
+        let geometry = Geometry::new(&places)?;
+        Ok(Found { checkpoint, plan, inventory, places, geometry })
+    }
+
+    /// What memory is for.
+    fn settle(&self, options: &EngineOptions, telemetry: &Telemetry) -> Result<Settled, EngineError> {
+        let demand = |context, chunk, threads| {
+            Demand::of(&self.checkpoint, &self.plan, &self.inventory, context, chunk, threads)
+        };
+        let settled = memory::settle(options, &self.plan, &self.geometry, &demand)?;
+        if settled.shortened {
+            let context = settled.context;
+            telemetry.notice(&format!("memory allows a context of {context} tokens; --context decides"));
+        }
+        Ok(settled)
+    }
+
+    /// What earlier runs used, and what of it stays in memory; that is taken from the cache's share.
+    fn pin(
+        &self,
+        options: &EngineOptions,
+        settled: &mut Settled,
+        (policy, pool): (PolicyKind, bool),
+        telemetry: &Telemetry,
+    ) -> Result<(Option<Arc<UsageRecorder>>, Pins), EngineError> {
+        let Found { checkpoint, plan, places, geometry, .. } = self;
+        let usage = usage::open(&options.usage, checkpoint, plan, places, telemetry);
+        let room = pins::room(&settled.budget, geometry, settled.fit.cap, options.cap.is_some());
+        let ground = Ground {
+            budget: &settled.budget,
+            identity: usage::identity(checkpoint, plan, places).ok(),
+            profile: usage.as_ref().map(|usage| usage.base()),
+            model: usage::coli_model(plan),
+            room: PinRoom { slot_bytes: geometry.slot_bytes(), room, policy, pool },
+        };
+        let pins = pins::decide(options, &ground)?;
+        settled.budget.pin(geometry, &mut settled.fit, options.cap.is_some(), pins.plan.bytes);
+        Ok((usage, pins))
+    }
+
+    fn store(&self, config: StoreConfig, telemetry: Arc<Telemetry>) -> Result<ExpertStore, EngineError> {
+        let drive = |drive: &Drive| DriveFiles { dir: drive.dir.clone(), files: drive.files.clone() };
+        let drives: Vec<DriveFiles> = self.checkpoint.drives().iter().map(drive).collect();
+        Ok(ExpertStore::open_drives(&drives, self.places.clone(), config, telemetry)?)
+    }
+}
+
+impl Engine {
+    /// Opens and loads a model directory. `progress` is told the bytes of dense weights loaded so
+    /// far and their total.
+    ///
+    /// # Errors
+    /// A model that is missing, damaged or unsupported; a budget that cannot be met; settings that
+    /// contradict the model.
+    pub fn open(
+        dir: &Path,
+        options: &EngineOptions,
+        telemetry: Arc<Telemetry>,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Engine, EngineError> {
+        let found = Found::open(dir, options, &telemetry)?;
+        let mut settled = found.settle(options, &telemetry)?;
+        let policy = options.policy.unwrap_or(DEFAULT_POLICY);
+        // A cap is a demand of each layer; the budget alone is shared by all.
+        let pool = options.cap.is_none() && policy.suits_pool();
+        let (usage, pins) = found.pin(options, &mut settled, (policy, pool), &telemetry)?;
+        let config = store_config(options, &settled, (policy, pool), &pins);
+        let store = found.store(config.clone(), telemetry.clone())?;
+        let kernels = Kernels::best();
+        let threads = Arc::new(Pool::new(settled.threads));
+        let loaded = Cell::new(0);
+        let load = LoadOptions {
+            kernels,
+            pool: threads.clone(),
+            draft: false,
+            progress: &|bytes| {
+                loaded.set(loaded.get() + bytes);
+                progress(loaded.get(), settled.demand.dense);
+            },
+        };
+        let Found { checkpoint, plan, places, .. } = found;
+        let model = Model::load(&checkpoint, plan, &places, &load)?;
+        // An accelerator takes activations as they are.
+        let exact = options.exact || options.device.kind != DeviceKind::Cpu;
+        let numerics = if exact { Numerics::Exact } else { Numerics::QuantizedActivations };
+        let cpu = CpuExperts::new(threads, kernels, numerics);
+        let (device, compute) = Device::open(&options.device, cpu, store.arena());
+        let growth = options.cap_growth.unwrap_or(options.cap.is_none());
+        let prefetch = options.prefetch.unwrap_or(true);
+        let resolved = Resolved {
+            model: dir.to_owned(),
+            container: checkpoint.kind().to_string(),
+            ram: settled.budget.limit,
+            cap: config.cap,
+            cap_growth: on_off(growth),
+            policy: policy.name(),
+            prefetch: on_off(prefetch),
+            pool: config.pool,
+            loaders: config.loaders,
+            direct: on_off(store.io_mode().direct),
+            io: store.io_mode().carrier(),
+            checksums: on_off(config.checksums),
+            prefill_chunk: settled.prefill_chunk,
+            context: settled.context,
+            threads: settled.threads,
+            isa: kernels.isa().to_string(),
+            exact,
+            usage: usage.as_ref().map_or("off".into(), |usage| {
+                let way = if usage.writes() { "" } else { "read-only:" };
+                format!("{way}{}", usage.path().display())
+            }),
+            pin_size: pins.plan.bytes,
+            device: options.device.kind.name(),
+            residency: options.device.residency.name(),
+            slab_allocation: options.device.slabs.name(),
+        };
+        let upkeep = Upkeep::new(&settled.budget, &store, growth, prefetch && config.staging > 0);
+        warn_of_cliff(&model, &store, policy, &telemetry);
+        warn_of_loss(options, &telemetry);
+        Ok(Engine {
+            upkeep: Mutex::new(upkeep),
+            compute: Mutex::new(compute),
+            device,
+            checkpoint,
+            model,
+            store,
+            telemetry,
+            budget: settled.budget,
+            resolved,
+            usage,
+            pins,
+            compare_guesses: AtomicBool::new(false),
+            expert_top_p: AtomicU32::new(options.expert_top_p.unwrap_or(1.0).to_bits()),
+        })
+    }
+}
+
+fn on_off(on: bool) -> String {
+    if on { "on".to_owned() } else { "off".to_owned() }
+}
+
+fn store_config(
+    options: &EngineOptions,
+    settled: &Settled,
+    (policy, pool): (PolicyKind, bool),
+    pins: &Pins,
+) -> StoreConfig {
+    StoreConfig {
+        cap: settled.fit.cap,
+        policy,
+        pool,
+        pinned: pins.plan.pinned.clone(),
+        in_flight: settled.fit.in_flight,
+        staging: settled.fit.staging,
+        loaders: settled.loaders,
+        direct: options.direct,
+        io: options.io,
+        chunk_bytes: options.chunk_bytes,
+        checksums: options.checksums.unwrap_or(true),
+        ..StoreConfig::default()
+    }
+}
+
+fn warn_of_loss(options: &EngineOptions, telemetry: &Telemetry) {
+    if let Some(share) = options.expert_top_p.filter(|&share| share < 1.0) {
+        telemetry.notice(&format!(
+            "--expert-top-p {share} is lossy: the lightest experts of every token are left out; metaltail score says what that costs"
+        ));
+    }
+}
+
+/// Says so where the cache is smaller than what one token uses: there, recency alone finds nothing.
+fn warn_of_cliff(model: &Model, store: &ExpertStore, policy: PolicyKind, telemetry: &Telemetry) {
+    let token: usize = model.plan().layers.iter().filter_map(|l| l.moe()).map(|moe| moe.top_k).sum();
+    let slots = store.cached_slots();
+    if slots == 0 || slots >= token {
+        return;
+    }
+    let what = match policy.suits_pool() {
+        true => format!("{policy} keeps the likeliest ones, where recency alone would find nothing"),
+        false => format!("{policy} goes by recency and will find next to nothing; --policy frecency will"),
+    };
+    telemetry.notice(&format!(
+        "the cache has room for {slots} experts and one token uses {token}: {what}. More --ram helps most here"
+    ));
+}

@@ -1,0 +1,132 @@
+//! The simulated accelerator: the processor's ids, an accelerator's rules for memory.
+
+mod common;
+#[path = "common/synthetic.rs"]
+mod synthetic;
+
+use metaltail_engine::{
+    DeviceFigures, DeviceKind, DeviceOptions, EngineOptions, ResidencyMode, SlabAllocation,
+};
+use synthetic::{Synthetic, random_ids, settings};
+
+const PROMPT: usize = 24;
+const TOKENS: usize = 12;
+
+fn sim(residency: ResidencyMode, slabs: SlabAllocation) -> DeviceOptions {
+    DeviceOptions { kind: DeviceKind::Sim, residency, slabs }
+}
+
+/// Greedy ids after a random prompt, and the device's figures.
+fn answer(model: &Synthetic, options: &EngineOptions) -> (Vec<u32>, Option<DeviceFigures>) {
+    let engine = model.open(options);
+    let ids = common::greedy(&engine, &random_ids(PROMPT, 256, 4), TOKENS);
+    engine.store().audit().unwrap();
+    (ids, engine.device_figures())
+}
+
+#[test]
+fn ids_are_those_of_the_processor_whatever_is_declared_cached_grown_or_loaded() {
+    let model = Synthetic::tiny();
+    let cpu = EngineOptions { exact: true, ..settings() };
+    let (wanted, none) = answer(&model, &cpu);
+    assert_eq!(none, None);
+    let mut walked = 0;
+    for residency in [ResidencyMode::Set, ResidencyMode::Walk] {
+        for slabs in [SlabAllocation::Arena, SlabAllocation::PerExpert] {
+            for cap in [1, 6, 64] {
+                for (growth, loaders, prefetch) in [(true, 1, false), (false, 4, true)] {
+                    let options = EngineOptions {
+                        device: sim(residency, slabs),
+                        cap: Some(cap),
+                        cap_growth: Some(growth),
+                        loaders: Some(loaders),
+                        prefetch: Some(prefetch),
+                        ..settings()
+                    };
+                    let (found, figures) = answer(&model, &options);
+                    let arm = format!("{residency:?} {slabs:?} cap {cap} growth {growth} loaders {loaders}");
+                    assert_eq!(found, wanted, "{arm}");
+                    let figures = figures.unwrap();
+                    assert!(figures.experts > 0 && figures.residency.submissions > 0, "{arm}");
+                    assert_eq!(figures.mode, residency, "{arm}");
+                    walked += figures.residency.declared;
+                    assert_eq!(residency == ResidencyMode::Set, figures.residency.declared == 0, "{arm}");
+                }
+            }
+        }
+    }
+    assert!(walked > 0);
+}
+
+/// Point 1 of the design: what the cache does is none of the device's business.
+#[test]
+fn evictions_register_and_unregister_nothing() {
+    let model = Synthetic::tiny();
+    let options = EngineOptions {
+        device: sim(ResidencyMode::Set, SlabAllocation::Arena),
+        cap: Some(1),
+        cap_growth: Some(false),
+        prefetch: Some(false),
+        ..settings()
+    };
+    let engine = model.open(&options);
+    let first = |n| {
+        common::greedy(&engine, &random_ids(PROMPT, 256, n), TOKENS);
+        (engine.telemetry().figures().evictions, engine.device_figures().unwrap().residency)
+    };
+    let (few, before) = first(1);
+    let (many, after) = first(2);
+    assert!(many > few + 50, "{few}, then {many} evictions");
+    assert!(after.submissions > before.submissions);
+    for (what, before, after) in [
+        ("registered", before.registered, after.registered),
+        ("unregistered", before.unregistered, after.unregistered),
+        ("commits", before.commits, after.commits),
+        ("declared", before.declared, after.declared),
+    ] {
+        assert_eq!(before, after, "{what}");
+    }
+    assert!(after.allocations <= 4 && after.registered == after.allocations as u64, "{after:?}");
+}
+
+#[test]
+fn an_allocation_is_a_chunk_or_a_slot() {
+    let model = Synthetic::tiny();
+    let allocations = |slabs| {
+        let options = EngineOptions {
+            device: sim(ResidencyMode::Walk, slabs),
+            cap: Some(6),
+            cap_growth: Some(false),
+            ..settings()
+        };
+        let (_, figures) = answer(&model, &options);
+        let residency = figures.unwrap().residency;
+        (residency.allocations, residency.declared_per_submit().unwrap())
+    };
+    let (chunks, declared) = allocations(SlabAllocation::Arena);
+    let (slots, declared_slots) = allocations(SlabAllocation::PerExpert);
+    assert!(slots >= 18 && slots > 4 * chunks, "{chunks} chunks, {slots} slots");
+    assert_eq!((declared, declared_slots), (chunks as f64, slots as f64));
+}
+
+/// Case T42: the cost of a submission must not follow the cache's size.
+#[test]
+fn a_submission_costs_the_same_with_any_cap_once_declared_and_not_while_walking() {
+    let model = Synthetic::tiny();
+    let stall = |residency, cap| {
+        let options = EngineOptions {
+            device: sim(residency, SlabAllocation::PerExpert),
+            cap: Some(cap),
+            cap_growth: Some(false),
+            prefetch: Some(false),
+            loaders: Some(1),
+            ..settings()
+        };
+        let (_, figures) = answer(&model, &options);
+        let figures = figures.unwrap();
+        figures.stall_seconds / figures.residency.submissions as f64
+    };
+    let (small, large) = (stall(ResidencyMode::Set, 1), stall(ResidencyMode::Set, 64));
+    assert!((small - large).abs() < 1e-9, "{small} and {large} s a submission");
+    assert!(stall(ResidencyMode::Walk, 64) > stall(ResidencyMode::Walk, 1) + 1e-6);
+}
