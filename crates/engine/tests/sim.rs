@@ -5,7 +5,7 @@ mod common;
 mod synthetic;
 
 use metaltail_engine::{
-    DeviceFigures, DeviceKind, DeviceOptions, EngineOptions, ResidencyMode, SlabAllocation,
+    DeviceFigures, DeviceKind, DeviceOptions, EngineOptions, PinMode, ResidencyMode, SlabAllocation,
 };
 use synthetic::{Synthetic, random_ids, settings};
 
@@ -27,6 +27,9 @@ fn answer(model: &Synthetic, options: &EngineOptions) -> (Vec<u32>, Option<Devic
 #[test]
 fn ids_are_those_of_the_processor_whatever_is_declared_cached_grown_or_loaded() {
     let model = Synthetic::tiny();
+    let pins = tempfile::tempdir().unwrap();
+    let list = pins.path().join("pins");
+    std::fs::write(&list, "1 0\n2 3\n3 7\n").unwrap();
     let cpu = EngineOptions { exact: true, ..settings() };
     let (wanted, none) = answer(&model, &cpu);
     assert_eq!(none, None);
@@ -34,13 +37,16 @@ fn ids_are_those_of_the_processor_whatever_is_declared_cached_grown_or_loaded() 
     for residency in [ResidencyMode::Set, ResidencyMode::Walk] {
         for slabs in [SlabAllocation::Arena, SlabAllocation::PerExpert] {
             for cap in [1, 6, 64] {
-                for (growth, loaders, prefetch) in [(true, 1, false), (false, 4, true)] {
+                for (growth, loaders, prefetch, pin) in
+                    [(true, 1, false, PinMode::Off), (false, 4, true, PinMode::File(list.clone()))]
+                {
                     let options = EngineOptions {
                         device: sim(residency, slabs),
                         cap: Some(cap),
                         cap_growth: Some(growth),
                         loaders: Some(loaders),
                         prefetch: Some(prefetch),
+                        pin,
                         ..settings()
                     };
                     let (found, figures) = answer(&model, &options);
