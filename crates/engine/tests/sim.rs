@@ -136,3 +136,25 @@ fn a_submission_costs_the_same_with_any_cap_once_declared_and_not_while_walking(
     assert!((small - large).abs() < 1e-9, "{small} and {large} s a submission");
     assert!(stall(ResidencyMode::Walk, 64) > stall(ResidencyMode::Walk, 1) + 1e-6);
 }
+
+/// Point 8 of the design: under pressure sets are given up, and come back with the next submission.
+#[test]
+fn a_device_gives_memory_up_when_it_is_short_and_asks_for_it_again() {
+    let model = Synthetic::tiny();
+    let options = EngineOptions {
+        device: sim(ResidencyMode::Set, SlabAllocation::Arena),
+        ram: Some(200 << 20),
+        prefetch: Some(false),
+        ..settings()
+    };
+    let engine = model.open(&options);
+    let wanted = common::greedy(&engine, &random_ids(PROMPT, 256, 4), TOKENS);
+    assert_eq!(engine.device_figures().unwrap().residency.given_up, 0);
+    // Something else in the process takes more than the budget.
+    let ballast = vec![1u8; 300 << 20];
+    let found = common::greedy(&engine, &random_ids(PROMPT, 256, 4), TOKENS);
+    assert_eq!(found, wanted);
+    let residency = engine.device_figures().unwrap().residency;
+    assert!(residency.given_up > 0 && residency.rebuilt > 0, "{residency:?}");
+    assert_eq!(std::hint::black_box(&ballast)[299 << 20], 1);
+}
