@@ -56,17 +56,26 @@ impl Runtime {
     /// # Errors
     /// A model, a budget or settings that are refused.
     pub fn open(settings: &Settings, seed: u64) -> Result<Runtime, Failure> {
-        Runtime::open_with(settings, seed, None)
+        Runtime::open_with(settings, seed, None, true)
     }
 
-    /// As [`Runtime::open`], with one more that hears every event.
+    /// As [`Runtime::open`], for what measures: the usage profile is only read unless a file is named, and one
+    /// more may hear every event.
     ///
     /// # Errors
     /// As [`Runtime::open`].
-    pub fn open_with(
+    pub fn open_to_measure(
+        settings: &Settings,
+        listener: Option<Arc<dyn Listener>>,
+    ) -> Result<Runtime, Failure> {
+        Runtime::open_with(settings, 0, listener, false)
+    }
+
+    fn open_with(
         settings: &Settings,
         seed: u64,
         listener: Option<Arc<dyn Listener>>,
+        records: bool,
     ) -> Result<Runtime, Failure> {
         let (dir, further) = directories(&model_dir(settings)?)?;
         let notices: Arc<dyn Listener> = Arc::new(Notices);
@@ -76,7 +85,7 @@ impl Runtime {
             bar.set_length(total);
             bar.set_position(done);
         };
-        let usage = usage_mode(settings, true);
+        let usage = usage_mode(settings, records);
         let options = EngineOptions { further, usage, ..engine_options(settings) };
         let opened = Engine::open(&dir, &options, telemetry, &progress);
         bar.finish();

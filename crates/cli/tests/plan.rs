@@ -31,6 +31,23 @@ fn every_term_is_there_and_they_add_up() {
 }
 
 #[test]
+fn pins_that_are_demanded_come_out_of_what_is_cached() {
+    let dir = tiny("slab");
+    let terms = |more: &str| {
+        let plan = run(dir.path(), &format!("plan model --json {more}")).expect(0).json();
+        let bytes = |name: &str| plan["memory"]["terms"][name].as_u64().unwrap_or(0);
+        (bytes("pinned"), bytes("cached"), plan["memory"]["sum"].as_u64().unwrap())
+    };
+    let sum = terms("--ram 256M --context 512").2;
+    let (_, cached, _) = terms(&format!("--ram {sum} --context 512"));
+    let (pinned, less, whole) = terms(&format!("--ram {sum} --context 512 --pin-size {}", cached / 2));
+    assert_eq!(pinned, cached / 2);
+    assert!(less <= cached / 2 && whole <= sum, "{less} of {cached}, {whole} of {sum}");
+    assert_eq!(terms(&format!("--ram {sum} --context 512 --pin off --pin-size 0")).0, 0);
+    run(dir.path(), "plan model --json --ram 256M --pin-size 300M").expect(4);
+}
+
+#[test]
 fn people_see_every_term_too() {
     let dir = tiny("slab");
     let text = run(dir.path(), "plan --model model --ram 256M").expect(0).stdout;

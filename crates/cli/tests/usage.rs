@@ -72,6 +72,25 @@ fn the_usual_place_is_the_users_state_directory() {
 }
 
 #[test]
+fn what_measures_only_reads_unless_a_file_is_named() {
+    let dir = model("slab");
+    let state = dir.path().join("state");
+    fs::write(dir.path().join("seqs.json"), r#"{"sequences": [[1, 2, 3, 4, 5]]}"#).unwrap();
+    let with_state = |line: &str| {
+        let words = line.split_whitespace();
+        let output = program(dir.path()).env("XDG_STATE_HOME", &state).args(words).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    with_state("score --model model --ids seqs.json");
+    with_state("trace record t.csv --model model --ids ids.json");
+    assert!(!state.exists());
+    with_state("score --model model --ids seqs.json --usage named");
+    assert!(dir.path().join("named").exists());
+    with_state(RUN.trim_end_matches(" --usage"));
+    assert!(state.exists());
+}
+
+#[test]
 fn read_only_leaves_the_file_as_it_is() {
     let dir = model("slab");
     run(dir.path(), &format!("{RUN} u")).expect(0);
@@ -190,4 +209,19 @@ fn pins_come_from_a_list_a_size_or_nothing() {
     assert!(refused.error().contains("pin_size"), "{}", refused.error());
     run(dir.path(), &format!("{RUN} u --pin off --pin-size 1M")).expect(2);
     run(dir.path(), &format!("{RUN} u --pin absent")).expect(2);
+    // A profile of too few tokens to judge by says so where it was asked for by name.
+    let told = run(dir.path(), &format!("{RUN} read-only:u --pin u --cap 2")).expect(0);
+    assert!(told.stderr.contains("--pin u pins nothing: "), "{}", told.stderr);
+    assert!(told.stderr.contains("--pin-size decides"), "{}", told.stderr);
+}
+
+/// A slot for every expert is as good as pinning them, and takes half the memory.
+#[test]
+fn nothing_is_pinned_where_every_expert_has_a_slot() {
+    let dir = model("slab");
+    run(dir.path(), &format!("{RUN} u")).expect(0);
+    let stats = run(dir.path(), &format!("{RUN} read-only:u -v")).expect(0).json()["stats"].clone();
+    assert_eq!(stats["pins"]["experts"], 0);
+    assert_eq!(stats["pins"]["reason"], "there is a slot for every expert");
+    assert_eq!(stats["memory"]["terms"]["pinned"], 0);
 }

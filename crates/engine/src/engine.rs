@@ -62,9 +62,9 @@ impl Engine {
         &self.resolved
     }
 
-    /// The memory budget and its terms.
-    pub fn budget(&self) -> &Budget {
-        &self.budget
+    /// The memory budget and its terms, with the cache as it is now.
+    pub fn budget(&self) -> Budget {
+        self.budget.clone().with_slots(self.store.capacity_bytes())
     }
 
     /// The expert store.

@@ -8,6 +8,7 @@ use metaltail_store::{Budget, BudgetError, Fit, Geometry, Machine, StoreConfig, 
 
 use crate::error::EngineError;
 use crate::options::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions};
+use crate::pins::{self, PinMode};
 
 /// Memory of a model apart from its expert slots, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +141,24 @@ pub struct Settled {
     pub fit: Fit,
     /// Whether the default context was shortened to fit.
     pub shortened: bool,
+}
+
+impl Settled {
+    /// Charges pins whose size was demanded, at the cost of a cache that was not. For a plan: an engine knows
+    /// which experts they are.
+    ///
+    /// # Errors
+    /// A size that does not fit, with the sum.
+    pub fn pin(&mut self, options: &EngineOptions, geometry: &Geometry) -> Result<(), EngineError> {
+        let (Some(bytes), asked) = (options.pin_size, options.cap.is_some()) else { return Ok(()) };
+        if options.pin == PinMode::Off || bytes == 0 {
+            return Ok(());
+        }
+        let room = pins::room(&self.budget, geometry, self.fit.cap, asked);
+        pins::fits(bytes, room, &self.budget)?;
+        self.budget.pin(geometry, &mut self.fit, asked, bytes);
+        Ok(())
+    }
 }
 
 /// Shortest context that a default is shortened to.

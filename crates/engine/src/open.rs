@@ -17,7 +17,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::memory::{self, Demand, Settled};
 use crate::options::{DEFAULT_POLICY, EngineOptions, Resolved};
-use crate::pins::{self, Ground, Pins};
+use crate::pins::{self, Ground, PinMode, Pins};
 use crate::telemetry::Telemetry;
 use crate::upkeep::Upkeep;
 use crate::usage;
@@ -74,8 +74,12 @@ impl Found {
             profile: usage.as_ref().map(|usage| usage.base()),
             model: usage::coli_model(plan),
             room: PinRoom { slot_bytes: geometry.slot_bytes(), room, policy, pool },
+            all: geometry.cached_bytes(geometry.most_experts()),
         };
         let pins = pins::decide(options, &ground)?;
+        if let (PinMode::File(path), true) = (&options.pin, pins.plan.pinned.is_empty()) {
+            telemetry.notice(&format!("--pin {} pins nothing: {}", path.display(), pins.reason));
+        }
         settled.budget.pin(geometry, &mut settled.fit, options.cap.is_some(), pins.plan.bytes);
         Ok((usage, pins))
     }
@@ -136,8 +140,9 @@ impl Engine {
         .resolved(dir, &checkpoint, &store, kernels);
         let upkeep =
             Upkeep::new(&settled.budget, &store, grows(options), prefetches(options) && config.staging > 0);
-        warn_of_cliff(&model, &store, policy, &telemetry);
+        warn_of_cliff(&model, &store, options, &telemetry);
         warn_of_loss(options, &telemetry);
+        warn_of_device(options, &telemetry);
         Ok(Engine {
             upkeep: Mutex::new(upkeep),
             compute: Mutex::new(compute),
@@ -253,18 +258,36 @@ fn warn_of_loss(options: &EngineOptions, telemetry: &Telemetry) {
     }
 }
 
+/// Says so where an accelerator takes activations that the processor would have quantised.
+fn warn_of_device(options: &EngineOptions, telemetry: &Telemetry) {
+    let kind = options.device.kind;
+    if kind != DeviceKind::Cpu && !options.exact {
+        telemetry.notice(&format!(
+            "--device {} computes experts with f32 activations, as --exact does on the processor: ids are those of --exact",
+            kind.name()
+        ));
+    }
+}
+
 /// Says so where the cache is smaller than what one token uses: there, recency alone finds nothing.
-fn warn_of_cliff(model: &Model, store: &ExpertStore, policy: PolicyKind, telemetry: &Telemetry) {
+fn warn_of_cliff(model: &Model, store: &ExpertStore, options: &EngineOptions, telemetry: &Telemetry) {
     let token: usize = model.plan().layers.iter().filter_map(|l| l.moe()).map(|moe| moe.top_k).sum();
     let slots = store.cached_slots();
-    if slots == 0 || slots >= token {
+    if slots >= token {
         return;
     }
-    let what = match policy.suits_pool() {
-        true => format!("{policy} keeps the likeliest ones, where recency alone would find nothing"),
-        false => format!("{policy} goes by recency and will find next to nothing; --policy frecency will"),
+    let policy = options.policy.unwrap_or(DEFAULT_POLICY);
+    let what = match (slots, policy.suits_pool()) {
+        (0, _) => "each of them is read for each token".to_owned(),
+        (_, true) => format!("{policy} keeps the likeliest ones, where recency alone would find nothing"),
+        (_, false) => {
+            format!(
+                "{policy} goes by recency and will find next to nothing; --policy frecency will find more"
+            )
+        }
     };
+    let remedy = if options.cap.is_some() { "A larger --cap" } else { "More --ram" };
     telemetry.notice(&format!(
-        "the cache has room for {slots} experts and one token uses {token}: {what}. More --ram helps most here"
+        "the cache has room for {slots} experts and one token uses {token}: {what}. {remedy} helps most here"
     ));
 }

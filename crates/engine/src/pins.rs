@@ -38,6 +38,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) profile: Option<&'a UsageProfile>,
     pub(crate) model: ColiModel<'a>,
     pub(crate) room: PinRoom,
+    /// Bytes of slots for all experts.
+    pub(crate) all: u64,
 }
 
 /// Decides what to pin.
@@ -56,6 +58,9 @@ pub(crate) fn decide(options: &EngineOptions, ground: &Ground<'_>) -> Result<Pin
         _ if size == Some(0) => nothing("--pin-size 0"),
         PinMode::Auto if options.cap.is_some() && size.is_none() => {
             nothing("--cap says what is kept of each layer; --pin-size pins beside it")
+        }
+        PinMode::Auto if size.is_none() && ground.room.room >= ground.all => {
+            nothing("there is a slot for every expert")
         }
         PinMode::Auto => match ground.profile {
             None => nothing("there is no usage profile"),
@@ -92,7 +97,7 @@ pub(crate) fn decide(options: &EngineOptions, ground: &Ground<'_>) -> Result<Pin
 fn counted(profile: &UsageProfile, size: Option<u64>, ground: &Ground<'_>) -> Result<Pins, EngineError> {
     let bytes = &ground.room.slot_bytes;
     if let Some(size) = size {
-        fits(size, ground)?;
+        fits(size, ground.room.room, ground.budget)?;
         let (pinned, bytes) = pin::fill(profile.identity(), &profile.hottest(bytes), bytes, size);
         let plan = PinPlan { pinned, bytes, ..PinPlan::default() };
         return Ok(Pins { plan, reason: "--pin-size".into() });
@@ -128,15 +133,16 @@ fn listed(
     }
     let limit = size.unwrap_or(u64::MAX);
     let (pinned, bytes) = pin::fill(identity, list, &ground.room.slot_bytes, limit);
-    fits(bytes, ground)?;
+    fits(bytes, ground.room.room, ground.budget)?;
     Ok(Pins { plan: PinPlan { pinned, bytes, ..PinPlan::default() }, reason: "the list".into() })
 }
 
-fn fits(bytes: u64, ground: &Ground<'_>) -> Result<(), EngineError> {
-    if bytes <= ground.room.room {
+/// Whether pins of this size fit into the room that there is for them.
+pub(crate) fn fits(bytes: u64, room: u64, budget: &Budget) -> Result<(), EngineError> {
+    if bytes <= room {
         return Ok(());
     }
-    let mut budget = ground.budget.clone();
+    let mut budget = budget.clone();
     budget.charge("pinned", bytes);
     let value = usize::try_from(bytes).unwrap_or(usize::MAX);
     Err(BudgetError::DoesNotFit { setting: "pin_size", value, budget }.into())

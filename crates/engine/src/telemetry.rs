@@ -59,19 +59,6 @@ struct DepthGauge {
     since: Instant,
 }
 
-impl DepthGauge {
-    fn change(&mut self, up: bool, io: &mut IoFigures) {
-        let now = Instant::now();
-        if self.depth > 0 {
-            let span = now.duration_since(self.since).as_secs_f64();
-            io.busy_seconds += span;
-            io.depth_seconds += span * f64::from(self.depth);
-        }
-        self.depth = if up { self.depth + 1 } else { self.depth.saturating_sub(1) };
-        self.since = now;
-    }
-}
-
 struct State {
     phase: Phase,
     since: Option<Instant>,
@@ -126,6 +113,8 @@ impl Telemetry {
     pub(crate) fn begin(&self, phase: Phase) {
         self.with(|state| {
             state.close_phase();
+            // What was read before, as pins are while a model is opened, took no time of a phase.
+            state.advance();
             state.phase = phase;
             state.since = Some(Instant::now());
         });
@@ -172,7 +161,19 @@ impl Telemetry {
 }
 
 impl State {
+    /// Counts the reads under way until now, while something is computed.
+    fn advance(&mut self) {
+        let (now, gauge) = (Instant::now(), &mut self.gauge);
+        if self.since.is_some() && gauge.depth > 0 {
+            let span = now.duration_since(gauge.since).as_secs_f64();
+            self.figures.io.busy_seconds += span;
+            self.figures.io.depth_seconds += span * f64::from(gauge.depth);
+        }
+        gauge.since = now;
+    }
+
     fn close_phase(&mut self) {
+        self.advance();
         if let Some(since) = self.since.take() {
             self.phase_figures().seconds += since.elapsed().as_secs_f64();
         }
@@ -199,10 +200,14 @@ impl State {
                 self.phase_figures().felt_wait_seconds += felt.as_secs_f64();
                 *self.figures.io.felt_wait_by_layer.entry(*layer).or_default() += felt.as_secs_f64();
             }
-            StoreEvent::ReadStarted { .. } => self.gauge.change(true, &mut self.figures.io),
+            StoreEvent::ReadStarted { .. } => {
+                self.advance();
+                self.gauge.depth += 1;
+            }
             StoreEvent::ReadFinished { bytes, calls, rank, .. } => {
+                self.advance();
+                self.gauge.depth = self.gauge.depth.saturating_sub(1);
                 let io = &mut self.figures.io;
-                self.gauge.change(false, io);
                 io.bytes += bytes;
                 io.reads += u64::from(*calls);
                 match rank {
@@ -295,6 +300,37 @@ mod tests {
         assert_eq!((figures.prefill.lookups, figures.prefill.misses), (5, 2));
         assert_eq!((figures.decode.lookups, figures.decode.rows), (1, 2));
         assert_eq!(figures.peak_anonymous, 7);
+    }
+
+    #[test]
+    fn drives_are_busy_no_longer_than_a_phase_lasts() {
+        let telemetry = Telemetry::new(Vec::new());
+        let wait = || std::thread::sleep(Duration::from_millis(20));
+        let started = StoreEvent::ReadStarted { layer: 1, expert: 2, queued: Duration::ZERO };
+        telemetry.on(&started);
+        telemetry.on(&started);
+        wait();
+        assert_eq!(telemetry.figures().io.busy_seconds, 0.0, "nothing is computed yet");
+        telemetry.begin(Phase::Prefill);
+        wait();
+        telemetry.begin(Phase::Decode);
+        wait();
+        telemetry.end();
+        wait();
+        telemetry.on(&StoreEvent::ReadFinished {
+            layer: 1,
+            expert: 2,
+            bytes: 7,
+            calls: 1,
+            service: Duration::ZERO,
+            rank: LoadRank::Pin,
+            ok: true,
+        });
+        let figures = telemetry.figures();
+        let (busy, computed) = (figures.io.busy_seconds, figures.prefill.seconds + figures.decode.seconds);
+        assert!(busy > 0.0 && busy <= computed, "{busy} of {computed} s");
+        assert!((figures.io.depth_seconds - 2.0 * busy).abs() < 1e-9);
+        assert_eq!(figures.io.pinned_bytes, 7);
     }
 
     #[test]

@@ -250,7 +250,7 @@ fn a_cap_above_the_budget_is_refused_and_a_default_is_fitted() {
 fn a_default_context_is_shortened_to_fit_and_an_explicit_one_refused() {
     let model = Synthetic::of(Like::Wide, SynthFormat::Slab);
     let usual = model.open(&settings());
-    let terms = &usual.budget().terms;
+    let terms = usual.budget().terms;
     let of = |name| terms.iter().find(|term| term.name == name).map_or(0, |term| term.bytes);
     let ram = Some(of(term::PROGRAM) + of(term::DENSE) + of(term::SCRATCH) + of(term::KV) / 2);
     let tight = EngineOptions { ram, cap: None, ..settings() };

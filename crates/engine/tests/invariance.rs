@@ -9,7 +9,7 @@ use std::sync::Arc;
 use metaltail_engine::telemetry::Figures;
 use metaltail_engine::{Engine, EngineError, EngineOptions, Session, score};
 use metaltail_model::{CancelFlag, ModelError};
-use metaltail_store::{Direct, PolicyKind, StoreError};
+use metaltail_store::{Budget, Direct, PolicyKind, StoreError};
 use proptest::prelude::*;
 use synthetic::{INDEX_TOPK, Router, Synthetic, random_ids, settings};
 
@@ -197,6 +197,25 @@ fn a_cache_below_one_tokens_experts_is_named_with_both_numbers() {
     let frecency = cliff(&notices(1, PolicyKind::Frecency)).unwrap();
     assert!(frecency.contains("one token uses 6"), "{frecency}");
     assert!(!notices(2, PolicyKind::Lru).iter().any(|notice| notice.contains("has room for")));
+    // What helps is what was too little.
+    assert!(frecency.contains("A larger --cap helps"), "{frecency}");
+    let none = notices(0, PolicyKind::Frecency);
+    assert!(none.iter().any(|n| n.contains("room for 0 experts and one token uses 6")), "{none:?}");
+}
+
+/// What the report sums up is what there is: a cache that grew is charged as it is now.
+#[test]
+fn the_budgets_terms_follow_a_cache_that_grows() {
+    let model = Synthetic::tiny();
+    let options = EngineOptions { cap: Some(1), cap_growth: Some(true), ..settings() };
+    let engine = model.open(&options);
+    let cached = |budget: Budget| budget.terms.iter().find(|t| t.name == "cached").unwrap().bytes;
+    let before = cached(engine.budget());
+    common::greedy(&engine, &random_ids(4, 256, 4), 4);
+    let grown = engine.telemetry().figures().grown_bytes;
+    assert!(grown > 0);
+    assert_eq!(cached(engine.budget()), before + grown);
+    assert!(engine.budget().total() <= engine.budget().limit);
 }
 
 #[test]

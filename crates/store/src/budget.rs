@@ -259,6 +259,16 @@ impl Budget {
         self.charge(term::CACHED, geometry.cached_bytes(fit.cap));
     }
 
+    /// The same with a cache that grew or shrank, so that all expert slots take `slots` bytes.
+    pub fn with_slots(mut self, slots: u64) -> Budget {
+        let moving = [term::IN_FLIGHT, term::STAGED, term::PINNED];
+        let others: u64 = self.terms.iter().filter(|t| moving.contains(&t.name)).map(|t| t.bytes).sum();
+        if let Some(cached) = self.terms.iter_mut().find(|t| t.name == term::CACHED) {
+            cached.bytes = slots.saturating_sub(others);
+        }
+        self
+    }
+
     fn with(&self, geometry: &Geometry, fit: Fit) -> Budget {
         let mut budget = self.clone();
         budget.charge(term::IN_FLIGHT, geometry.in_flight_bytes(fit.in_flight));

@@ -125,22 +125,20 @@ impl ExpertStore {
             unissued: VecDeque::new(),
             leased: Arc::default(),
         };
-        let mut events = Vec::new();
         let mut counts = Counts::default();
         let mut state = shared.lock();
         tell(index, state.table.policy());
         state.table.drop_others(index, |expert| experts.binary_search(&expert).is_ok());
         for (position, &expert) in experts.iter().enumerate() {
-            let found = state.table.look_up(ExpertId { layer: index, expert }, &mut events);
+            let found = state.table.look_up(ExpertId { layer: index, expert });
             fetch.take(found, position, expert, &mut counts);
         }
-        let queued = fetch.issue(&mut state, &mut events);
+        let queued = fetch.issue(&mut state);
         drop(state);
         shared.wake_loaders(queued);
         let lookups = experts.len() as u32;
         let Counts { pinned, cached, staged, misses, joined } = counts;
-        events.push(StoreEvent::Lookup { layer, lookups, pinned, cached, staged, misses, joined });
-        events.iter().for_each(|event| shared.emit(event));
+        shared.emit(&StoreEvent::Lookup { layer, lookups, pinned, cached, staged, misses, joined });
         Ok(fetch)
     }
 }
@@ -214,9 +212,10 @@ impl Fetch<'_> {
 
     /// Turns holds on ready slots into leases.
     fn lease(&mut self, held: Vec<Held>) -> Result<Vec<(usize, Lease)>, StoreError> {
-        let state = self.shared.lock();
-        let outcomes: Vec<_> = held.iter().map(|h| state.table.outcome(h.slot)).collect();
+        let (mut state, mut events) = (self.shared.lock(), Vec::new());
+        let outcomes: Vec<_> = held.iter().map(|h| state.table.deliver(h.slot, &mut events)).collect();
         drop(state);
+        events.iter().for_each(|event| self.shared.emit(event));
         let mut leases = Vec::with_capacity(held.len());
         let mut lost = None;
         for (Held { position, expert, slot }, outcome) in held.into_iter().zip(outcomes) {
@@ -247,13 +246,13 @@ impl Fetch<'_> {
     }
 
     /// Gives slots to misses as far as there are any; how many loads were queued.
-    fn issue(&mut self, state: &mut State, events: &mut Vec<StoreEvent>) -> usize {
+    fn issue(&mut self, state: &mut State) -> usize {
         let now = Instant::now();
         let mut queued = 0;
         while let Some(&(position, expert)) = self.unissued.front() {
             let id = ExpertId { layer: self.layer, expert };
             // Another fetch may have begun to load it meanwhile.
-            let slot = match state.table.look_up(id, events) {
+            let slot = match state.table.look_up(id) {
                 Found::Ready(slot, _) | Found::Joined(slot) | Found::Late(slot, _) => slot,
                 Found::Promoted(slot) => {
                     queued += 1;
@@ -275,19 +274,12 @@ impl Fetch<'_> {
 
     /// Waits until something landed, failed, or patience ends; and the time spent waiting.
     fn gather(&mut self) -> (Gathered, Duration) {
-        let mut events = Vec::new();
-        let gathered = self.gather_telling(&mut events);
-        events.iter().for_each(|event| self.shared.emit(event));
-        gathered
-    }
-
-    fn gather_telling(&mut self, events: &mut Vec<StoreEvent>) -> (Gathered, Duration) {
         let began = Instant::now();
         let mut felt = Duration::ZERO;
         let shared = self.shared;
         let mut state = shared.lock();
         loop {
-            let queued = self.issue(&mut state, events);
+            let queued = self.issue(&mut state);
             shared.wake_loaders(queued);
             if let Some(found) = self.arrived(&state) {
                 return (found, felt);

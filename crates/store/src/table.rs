@@ -46,6 +46,8 @@ struct Slot {
     abandoned: bool,
     /// A staged expert that was asked for: it is kept when the last hold drops.
     adopted: bool,
+    /// Whether its first use was told.
+    told: bool,
     /// Whether its pages were ever written since they were given back.
     touched: bool,
     holds: u32,
@@ -276,7 +278,7 @@ impl Table {
     }
 
     /// Finds an expert and takes a hold on it.
-    pub(crate) fn look_up(&mut self, id: ExpertId, out: &mut Vec<StoreEvent>) -> Found {
+    pub(crate) fn look_up(&mut self, id: ExpertId) -> Found {
         let layer = &self.layers[id.layer as usize];
         let (number, scope) = (layer.index[id.expert as usize], layer.scope);
         if number == NONE {
@@ -289,7 +291,7 @@ impl Table {
                 let tier = slot.tier;
                 match tier {
                     Tier::Cached => self.policy.touched(scope as u32, number),
-                    Tier::Staged => self.adopt(number, out),
+                    Tier::Staged => slot.adopted = true,
                     Tier::Pinned | Tier::InFlight => {}
                 }
                 Found::Ready(number, tier)
@@ -353,25 +355,33 @@ impl Table {
         serial
     }
 
+    /// The next load that is waited for, now in phase `Loading`.
+    pub(crate) fn take_demanded(&mut self) -> Option<Job> {
+        let number = Self::pop(&mut self.demand, &self.slots)?;
+        Some(self.take(number))
+    }
+
     /// The next load, now in phase `Loading`: what is waited for first, and anything else only while
     /// nothing is waited for.
     pub(crate) fn take_job(&mut self) -> Option<Job> {
-        let taken = Self::pop(&mut self.demand, &self.slots);
-        let number = match taken {
-            Some(number) => number,
-            None if self.demanded() => return None,
-            None => {
-                let ahead = Self::pop(&mut self.speculation, &self.slots);
-                let number = ahead.or_else(|| Self::pop(&mut self.pins, &self.slots))?;
-                self.ahead.push(number);
-                number
-            }
-        };
+        if let Some(job) = self.take_demanded() {
+            return Some(job);
+        }
+        if self.demanded() {
+            return None;
+        }
+        let ahead = Self::pop(&mut self.speculation, &self.slots);
+        let number = ahead.or_else(|| Self::pop(&mut self.pins, &self.slots))?;
+        self.ahead.push(number);
+        Some(self.take(number))
+    }
+
+    fn take(&mut self, number: u32) -> Job {
         let slot = &mut self.slots[number as usize];
         slot.phase = Phase::Loading;
         slot.touched = true;
         let queued = slot.queued.unwrap_or_else(Instant::now);
-        Some(Job { slot: number, id: slot.id, queued, rank: slot.rank })
+        Job { slot: number, id: slot.id, queued, rank: slot.rank }
     }
 
     /// The first entry whose slot is still queued under the entry's serial.
@@ -406,9 +416,6 @@ impl Table {
                 slot.phase = Phase::Ready;
                 slot.generation = generation;
                 slot.bytes = bytes;
-                if slot.adopted {
-                    self.used(number, out);
-                }
             }
             Ended::Stopped => {
                 slot.phase = Phase::Failed;
@@ -448,6 +455,18 @@ impl Table {
         }
     }
 
+    /// State of a slot that is handed to its holder now. The first use of one that was expected is told here, by
+    /// who uses it: a loader might do so too late for a report.
+    pub(crate) fn deliver(&mut self, number: u32, out: &mut Vec<StoreEvent>) -> Outcome {
+        let slot = &mut self.slots[number as usize];
+        let used = slot.phase == Phase::Ready && slot.adopted;
+        if used && !std::mem::replace(&mut slot.told, true) {
+            let (layer, expert) = (self.layers[slot.id.layer as usize].number, slot.id.expert);
+            out.push(StoreEvent::SpeculationUsed { layer, expert, bytes: slot.bytes });
+        }
+        self.outcome(number)
+    }
+
     /// Drops a hold. With the last one the slot becomes kept or free. Returns whether a slot became free.
     pub(crate) fn release(&mut self, number: u32, out: &mut Vec<StoreEvent>) -> bool {
         let slot = &mut self.slots[number as usize];
@@ -469,7 +488,8 @@ impl Table {
                 self.free(number);
             }
             (Phase::Failed, _) => self.free(number),
-            (Phase::Ready, Tier::Pinned) => return false,
+            // Not one whose pin was given up while it loaded or was held.
+            (Phase::Ready, Tier::Pinned) if pinned => return false,
             (Phase::Ready, Tier::Cached) => self.trim(scope, EvictReason::Replaced, out),
             (Phase::Ready, Tier::Staged) if !adopted => return false,
             (Phase::Ready, _) if pinned => self.move_to(number, Tier::Pinned),
@@ -549,6 +569,7 @@ impl Slot {
             rank: LoadRank::Demand,
             abandoned: false,
             adopted: false,
+            told: false,
             touched: false,
             holds: 0,
             serial: 0,

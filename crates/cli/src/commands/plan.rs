@@ -78,7 +78,8 @@ impl Report {
         let geometry = Geometry::new(&planned.places).map_err(|error| failure(&error.into()))?;
         let demand = |context, chunk, threads| planned.demand(context, chunk, threads);
         let options = engine_options(settings);
-        let settled = memory::settle::<Failure>(&options, &planned.plan, &geometry, &demand)?;
+        let mut settled = memory::settle::<Failure>(&options, &planned.plan, &geometry, &demand)?;
+        settled.pin(&options, &geometry).map_err(|error| failure(&error))?;
         let Settled { context, threads, loaders, budget, fit, shortened, .. } = settled;
         let machine = Machine::probe().map_err(|error| Failure::from_error(Kind::Failed, &error))?;
 

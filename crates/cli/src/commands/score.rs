@@ -20,7 +20,7 @@ use crate::settings::Settings;
 /// Whatever refuses or fails.
 pub fn execute(args: &ScoreArgs, settings: &Settings) -> Result<(), Failure> {
     let sequences = Sequences::read(&args.ids)?;
-    let runtime = Runtime::open(settings, 0)?;
+    let runtime = Runtime::open_to_measure(settings, None)?;
     sequences.check(runtime.engine.context(), runtime.engine.plan().vocab)?;
     let cancel = interrupt::listen();
     let top_p = runtime.engine.expert_top_p();

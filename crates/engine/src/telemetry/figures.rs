@@ -90,9 +90,9 @@ pub struct IoFigures {
     pub demanded_bytes: u64,
     /// Read calls of those.
     pub demanded_reads: u64,
-    /// Time with at least one read under way.
+    /// Time of phases with at least one read under way.
     pub busy_seconds: f64,
-    /// Integral of reads under way over time, in read-seconds.
+    /// Integral of reads under way over that time, in read-seconds.
     pub depth_seconds: f64,
     /// Time that computing stood still for a load, by layer.
     pub felt_wait_by_layer: BTreeMap<u32, f64>,

@@ -425,3 +425,34 @@ fn fetch_one(store: &ExpertStore, layer: u32, e: u32) -> bool {
         .enumerate()
         .all(|(i, run)| batch[0].1.run(i) == &bytes(layer - 3)[run.offset as usize..][..run.len as usize])
 }
+
+#[test]
+fn of_what_nobody_waits_for_no_more_is_under_way_than_can_be_read_at_once() {
+    for uring in carriers() {
+        let mut rig = Rig::new(1);
+        rig.config.chunk_bytes = Some(4096);
+        rig.config.pinned = (0..2 * EXPERTS).map(|i| (3 + i / EXPERTS, i % EXPERTS)).collect();
+        rig.hook(0, |_, _, _| {
+            std::thread::sleep(Duration::from_micros(200));
+            Fault::None
+        });
+        let (store, recorder, _dirs) = rig.open(uring);
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        let (mut depth, mut most, mut ended) = (0, 0, 0);
+        while ended < 2 * EXPERTS {
+            assert!(std::time::Instant::now() < deadline, "pins do not arrive");
+            for event in recorder.take() {
+                match event {
+                    StoreEvent::ReadStarted { .. } => depth += 1,
+                    StoreEvent::ReadFinished { .. } => (depth, ended) = (depth - 1, ended + 1),
+                    _ => {}
+                }
+                most = most.max(depth);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let limit = if uring { 4 } else { 3 };
+        assert!(most >= 1 && most <= limit, "{most} experts under way with {limit} reads at a time");
+        drop(store);
+    }
+}

@@ -46,11 +46,12 @@ impl Work {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next part to read, without waiting: the rest of a demanded load, else a new load's first part,
-    /// else the rest of one ahead of need. `None` where there is none now, or the store closes.
-    /// While `ahead` is false, loads ahead of need only queue.
+    /// The next part to read, without waiting: of what is waited for the rest of a load, else a new one's first
+    /// part; else the rest of a load ahead of need, and only when there is none a new one. `None` where there is
+    /// none now, or the store closes. While `ahead` is false, loads ahead of need only queue.
     pub(super) fn next(&self, ahead: bool) -> Option<Part> {
         while !self.shared.stopping() {
+            // In statements of their own: the lock is not held further down.
             let demanded = self.queue().demanded.pop_front();
             if let Some(part) = demanded {
                 match part.load.is_lost() {
@@ -58,22 +59,28 @@ impl Work {
                     // The load failed already, and says why.
                     true => self.give_up(part),
                 }
-            } else if let Some(job) = self.shared.try_next_job() {
+                continue;
+            }
+            let begun = !self.queue().ahead.is_empty();
+            if let Some(job) = self.shared.try_next_job(ahead && !begun) {
                 match self.begin(job) {
-                    Some(part) if job.is_ahead() && !ahead => self.queue().ahead.push_front(part),
-                    Some(part) => return Some(part),
-                    None => {}
+                    None => continue,
+                    part => return part,
                 }
-            } else if !ahead {
+            }
+            if !ahead {
                 return None;
-            } else {
-                // In a statement of its own: the lock is not held further down.
-                let ahead = self.queue().ahead.pop_front();
-                let part = ahead?;
-                match part.load.is_lost() || self.shared.should_stop(&part.load.job) {
-                    false => return Some(part),
-                    true => self.give_up(part),
-                }
+            }
+            let rest = self.queue().ahead.pop_front();
+            let part = match rest {
+                Some(part) => part,
+                // Another thread took it just now.
+                None if begun => continue,
+                None => return None,
+            };
+            match part.load.is_lost() || self.shared.should_stop(&part.load.job) {
+                false => return Some(part),
+                true => self.give_up(part),
             }
         }
         None

@@ -139,9 +139,10 @@ impl Shared {
         events.iter().for_each(|e| self.emit(e));
     }
 
-    /// The next load, if one waits.
-    pub(crate) fn try_next_job(&self) -> Option<Job> {
-        self.lock().table.take_job()
+    /// The next load, if there is one; with `ahead` also one that nobody waits for.
+    pub(crate) fn try_next_job(&self, ahead: bool) -> Option<Job> {
+        let table = &mut self.lock().table;
+        if ahead { table.take_job() } else { table.take_demanded() }
     }
 
     /// Whether the store closes: no load begins any more.

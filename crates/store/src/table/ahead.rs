@@ -118,17 +118,4 @@ impl Table {
         out.push(StoreEvent::SpeculationDiscarded { layer, expert, bytes: slot.bytes });
         self.free(number);
     }
-
-    /// A staged expert was asked for: it will be kept.
-    pub(super) fn adopt(&mut self, number: u32, out: &mut Vec<StoreEvent>) {
-        if !std::mem::replace(&mut self.slots[number as usize].adopted, true) {
-            self.used(number, out);
-        }
-    }
-
-    pub(super) fn used(&self, number: u32, out: &mut Vec<StoreEvent>) {
-        let slot = &self.slots[number as usize];
-        let (layer, expert) = (self.layers[slot.id.layer as usize].number, slot.id.expert);
-        out.push(StoreEvent::SpeculationUsed { layer, expert, bytes: slot.bytes });
-    }
 }

@@ -53,7 +53,7 @@ impl Walk {
             0..=3 => {
                 tell(t, id);
                 t.drop_others(id.layer, |expert| expert == id.expert);
-                match t.look_up(id, &mut self.out) {
+                match t.look_up(id) {
                     Found::Ready(slot, _)
                     | Found::Joined(slot)
                     | Found::Late(slot, _)
@@ -190,7 +190,10 @@ fn a_staged_expert_that_is_asked_for_is_a_hit_and_is_kept() {
     t.expect(0, &[3], Instant::now(), &mut out);
     assert_eq!(load_ahead(&mut t), Some(id));
     assert!(t.kept(0).is_empty());
-    let Found::Ready(slot, Tier::Staged) = t.look_up(id, &mut out) else { panic!("not found") };
+    let Found::Ready(slot, Tier::Staged) = t.look_up(id) else { panic!("not found") };
+    for _ in 0..2 {
+        assert!(matches!(t.deliver(slot, &mut out), Outcome::Ready { .. }));
+    }
     t.release(slot, &mut out);
     assert_eq!((t.kept(0), t.classes[1].staged), (vec![3], 0));
     assert_eq!(out, [StoreEvent::SpeculationUsed { layer: 0, expert: 3, bytes: 4096 }]);
@@ -219,7 +222,7 @@ fn a_wrong_guess_ends_and_a_right_one_becomes_demand() {
     t.expect(0, &[1, 2], Instant::now(), &mut out);
     let (wrong, right) = (t.take_job().unwrap(), t.take_job().unwrap());
     t.drop_others(0, |expert| expert == 2);
-    assert!(matches!(t.look_up(right.id, &mut out), Found::Late(_, Tier::Staged)));
+    assert!(matches!(t.look_up(right.id), Found::Late(_, Tier::Staged)));
     assert!(t.should_stop(wrong.slot) && !t.should_stop(right.slot));
     t.complete(wrong.slot, Ended::Stopped, &mut out);
     t.complete(right.slot, loaded(1), &mut out);
@@ -237,7 +240,7 @@ fn pinned_experts_are_never_victims_until_memory_leaves_no_choice() {
     t.complete(job.slot, loaded(1), &mut Vec::new());
     (0..4).for_each(|expert| drop(load(&mut t, 0, expert)));
     assert_eq!(t.kept(0), [3, 5]);
-    assert!(matches!(t.look_up(pin, &mut Vec::new()), Found::Ready(slot, Tier::Pinned) if slot == job.slot));
+    assert!(matches!(t.look_up(pin), Found::Ready(slot, Tier::Pinned) if slot == job.slot));
     t.release(job.slot, &mut Vec::new());
     let taken = t.shrink(3 * 4096, &mut Vec::new());
     assert_eq!((taken.len(), t.kept(0)), (3, vec![]), "the cached one goes first, then the pinned one");
@@ -288,4 +291,18 @@ fn a_pool_gives_its_slots_to_the_layer_that_uses_them() {
         })
         .collect();
     assert_eq!(evicted, [(1, 0), (2, 0)], "the event names the victim's layer");
+}
+
+#[test]
+fn a_pin_that_is_given_up_while_it_loads_takes_no_slot_for_ever() {
+    let pin = ExpertId { layer: 0, expert: 5 };
+    for (cap, kept) in [(0, vec![]), (1, vec![5])] {
+        let mut t = table(&Limits { pinned: vec![pin], ..limits(cap, false, 1) }, PolicyKind::Lru);
+        t.load_pins(Instant::now());
+        let job = t.take_job().unwrap();
+        t.shrink(u64::MAX, &mut Vec::new());
+        assert_eq!(t.raise(1, cap), cap, "room came back, but not for pins");
+        t.complete(job.slot, loaded(1), &mut Vec::new());
+        assert_eq!((t.kept(0), t.classes[1].pinned, t.contradiction()), (kept, 0, None));
+    }
 }

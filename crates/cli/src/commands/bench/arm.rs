@@ -28,7 +28,7 @@ const JOB_CAP: u64 = 1 << 30;
 /// Whatever refuses or fails.
 pub fn execute(settings: &Settings) -> Result<(), Failure> {
     let job = read_job()?;
-    let runtime = Runtime::open(settings, 0)?;
+    let runtime = Runtime::open_to_measure(settings, None)?;
     let engine = &runtime.engine;
     let feed = match job.feed {
         Feed::Auto if has_random_weights(engine) => Feed::Random,

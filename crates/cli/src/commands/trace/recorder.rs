@@ -135,7 +135,7 @@ pub fn run(args: &TraceRecordArgs, settings: &Settings, out: Out) -> Result<Reco
     };
     let recorder = Arc::new(Recorder::default());
     let recall = Arc::new(Recall::default());
-    let runtime = Runtime::open_with(settings, 0, Some(Arc::new(Both(recorder.clone(), recall.clone()))))?;
+    let runtime = Runtime::open_to_measure(settings, Some(Arc::new(Both(recorder.clone(), recall.clone()))))?;
     runtime.engine.compare_guesses();
     let cancel = interrupt::listen();
     let engine = &runtime.engine;
