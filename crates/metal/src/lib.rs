@@ -1,0 +1,59 @@
+//! The host side of the Metal back end.
+//!
+//! Metal computes where `.metal` sources say how; this crate finds the device, declares memory to it once, turns
+//! dispatches into command buffers and waits for them. Nobody who wrote it had a Mac: it is type-checked, linted
+//! and linked for `aarch64-apple-darwin`, and was never run. `docs/design/metal-host.md` says what that leaves
+//! open and how to find out.
+//!
+//! What needs no Metal is compiled and tested everywhere:
+//! * [`limits`]: which device is taken, and what it can take.
+//! * [`memory`]: which host memory a device can use, and where an address lies in it.
+//! * [`dispatch`]: the boundary to kernels – a kernel's name, its arguments by index, the grid – and its checks.
+//! * [`wait`], [`times`]: waiting without spinning; where the time of a submission went.
+//! * [`error`]: what can go wrong, and what to do then.
+//!
+//! The rest exists on macOS alone, and so does every `unsafe` of this crate.
+#![cfg_attr(not(target_os = "macos"), forbid(unsafe_code))]
+
+pub mod dispatch;
+pub mod error;
+pub mod limits;
+pub mod memory;
+pub mod times;
+pub mod wait;
+
+#[cfg(target_os = "macos")]
+mod buffer;
+#[cfg(target_os = "macos")]
+pub mod check;
+#[cfg(target_os = "macos")]
+mod driver;
+#[cfg(target_os = "macos")]
+mod encoder;
+#[cfg(target_os = "macos")]
+mod gpu;
+#[cfg(target_os = "macos")]
+mod in_flight;
+#[cfg(target_os = "macos")]
+mod kernels;
+#[cfg(target_os = "macos")]
+mod queue;
+#[cfg(target_os = "macos")]
+mod sysctl;
+
+pub use error::{Failure, FailureKind, MetalError};
+
+#[cfg(target_os = "macos")]
+pub use buffer::Buffer;
+#[cfg(target_os = "macos")]
+pub use driver::MetalDriver;
+#[cfg(target_os = "macos")]
+pub use encoder::MetalEncoder;
+#[cfg(target_os = "macos")]
+pub use gpu::Gpu;
+#[cfg(target_os = "macos")]
+pub use in_flight::InFlight;
+#[cfg(target_os = "macos")]
+pub use kernels::{Kernels, MathMode, Source};
+#[cfg(target_os = "macos")]
+pub use queue::{MetalQueue, Submitted};
