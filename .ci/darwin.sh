@@ -19,7 +19,7 @@ packages="rustc-web cargo-web rust-web-clippy rust-web-src rust-web-llvm libstd-
 if ! dpkg -s $packages >"$work/packages" 2>/dev/null; then
     [ "$(id -u)" = 0 ] || { echo "packages are missing and only root can install them: $packages"; exit 1; }
     apt-get update -q
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $packages
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -q --no-install-recommends $packages
 fi
 # Debian's rustc lands in /usr/bin, behind rustup's in PATH; it works offline and under a name of its own.
 rustup toolchain list | grep -q '^debian' || rustup toolchain link debian /usr
@@ -45,7 +45,7 @@ if [ "$(cat "$lib/.made-by" 2>/dev/null)" != "$want" ]; then
 fi
 
 say "lints"
-export CARGO_TARGET_DIR="$work"
+export CARGO_TARGET_DIR="$work" CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=none
 cargo +debian clippy --workspace --all-targets --locked --target $target -- -D warnings
 
 say "stub SDK"
@@ -56,6 +56,7 @@ say "link"
 # As unoptimised as the standard library: then nothing that a program calls is left out before the linker sees it.
 SDKROOT="$work/MacOSX.sdk" MACOSX_DEPLOYMENT_TARGET=13.0 CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=ld64.lld-19 \
     CARGO_TARGET_AARCH64_APPLE_DARWIN_RUSTFLAGS=-Clinker-flavor=ld64.lld \
-    cargo +debian build --locked --target $target -p metaltail-metal --example metal_check
+    cargo +debian build --locked --target $target -p metaltail-metal --example metal_check -p metaltail --bin metaltail
 python3 .ci/darwin_sdk.py --program "$work/$target/debug/examples/metal_check" Metal CoreGraphics Foundation
+python3 .ci/darwin_sdk.py --program "$work/$target/debug/metaltail"
 say "done"

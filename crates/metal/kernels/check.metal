@@ -18,12 +18,13 @@ kernel void check_sums(constant Chunk* chunks [[buffer(0)]],
                        uint group [[threadgroup_position_in_grid]],
                        uint groups [[threadgroups_per_grid]],
                        uint lane [[thread_index_in_simdgroup]],
+                       uint width [[threads_per_simdgroup]],
                        uint simd [[simdgroup_index_in_threadgroup]],
                        uint simds [[simdgroups_per_threadgroup]]) {
     for (uint chunk = group * simds + simd; chunk < p.chunks; chunk += groups * simds) {
         device const uint* words = chunks[chunk].words;
         uint sum = 0;
-        for (ulong i = lane; i < chunks[chunk].count; i += 32) sum += words[i];
+        for (ulong i = lane; i < chunks[chunk].count; i += width) sum += words[i];
         sum = simd_sum(sum);
         if (lane == 0) sums[chunk] = sum;
     }

@@ -10,6 +10,7 @@ use objc2_metal::{MTLBuffer, MTLDevice, MTLResourceOptions};
 
 use crate::error::MetalError;
 use crate::gpu::Gpu;
+use crate::room::Held;
 
 pub(crate) type RawBuffer = ProtocolObject<dyn MTLBuffer>;
 
@@ -20,6 +21,7 @@ pub struct Buffer {
     len: usize,
     /// Submissions that may use it: from their encoding to the notice of their end.
     uses: Arc<AtomicUsize>,
+    _held: Held,
 }
 
 // SAFETY: Metal's buffers belong to no thread; reference counts are atomic, and length, contents and address
@@ -49,9 +51,10 @@ impl Buffer {
         if len == 0 || len > limit {
             return Err(MetalError::BufferSize { wanted: len, limit });
         }
+        let held = gpu.room().hold(len as u64)?;
         let raw = gpu.device().newBufferWithLength_options(len, MTLResourceOptions::StorageModeShared);
         let raw = raw.ok_or_else(|| MetalError::NotMade { what: format!("a buffer of {len} bytes") })?;
-        let buffer = Buffer { raw, len, uses: Arc::default() };
+        let buffer = Buffer { raw, len, uses: Arc::default(), _held: held };
         // SAFETY: `len` bytes begin at `contents`, and nobody else knows them yet.
         unsafe { ptr::write_bytes(buffer.base(), 0, len) };
         Ok(buffer)

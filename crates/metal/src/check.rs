@@ -74,28 +74,36 @@ pub struct CheckRow {
     pub figures: Figures,
     /// The ledger's figures.
     pub residency: ResidencyStats,
+    /// Bytes held in the device's account.
+    pub held: u64,
+    /// The same in Metal's own count.
+    pub allocated: u64,
 }
 
 impl CheckRow {
     /// Heads of the columns of [`CheckRow::line`].
-    pub const HEAD: &'static str = "mode chunks  MiB each  declared/submit  encode us  wall us   gpu us  stall us  flush us";
+    pub const HEAD: &'static str = "mode chunks  MiB each  declared/submit  encode us  sched us  wall us   gpu us  stall us  flush us  MiB held  MiB Metal";
 
     /// The row as a line; times are means over the submissions, `flush` a sum.
     pub fn line(&self) -> String {
         let n = self.figures.submissions.max(1) as f64;
+        let mib = |bytes: f64| bytes / f64::from(1 << 20);
         let mean = |time: Duration| time.as_secs_f64() * 1e6 / n;
-        let Figures { encode, wall, gpu, stall, .. } = self.figures;
+        let Figures { encode, schedule, wall, gpu, stall, .. } = self.figures;
         format!(
-            "{:4} {:6} {:9.2} {:16.1} {:10.1} {:8.1} {:8.1} {:9.1} {:9.1}",
+            "{:4} {:6} {:9.2} {:16.1} {:10.1} {:9.1} {:8.1} {:8.1} {:9.1} {:9.1} {:9.2} {:10.2}",
             self.mode.name(),
             self.size.chunks,
-            self.size.bytes as f64 / f64::from(1 << 20),
+            mib(self.size.bytes as f64),
             self.residency.declared_per_submit().unwrap_or(0.0),
             mean(encode),
+            mean(schedule),
             mean(wall),
             mean(gpu),
             mean(stall),
             self.residency.flush.as_secs_f64() * 1e6,
+            mib(self.held as f64),
+            mib(self.allocated as f64),
         )
     }
 }
@@ -157,8 +165,9 @@ impl Bench {
         let spans: Vec<Span> = self.chunks.iter().map(span).collect();
         let addresses = self.queue.addresses(&spans)?;
         let entries = addresses.iter().zip(&spans);
-        let bytes: Vec<u8> =
-            entries.flat_map(|(at, span)| [at.to_le_bytes(), (span.len as u64 / 4).to_le_bytes()].concat()).collect();
+        let bytes: Vec<u8> = entries
+            .flat_map(|(at, span)| [at.to_le_bytes(), (span.len as u64 / 4).to_le_bytes()].concat())
+            .collect();
         Ok(self.table.write(0, &bytes)?)
     }
 
@@ -245,6 +254,7 @@ pub fn run(gpu: &Arc<Gpu>, mode: Mode, size: CheckSize) -> Result<CheckRow, Chec
     }
     let (figures, residency) = (bench.queue.figures(), bench.queue.residency().stats());
     let mode = bench.queue.residency().ledger().mode();
+    let (held, allocated) = (gpu.room().held(), gpu.allocated());
     bench.change()?;
-    Ok(CheckRow { mode, size, figures, residency })
+    Ok(CheckRow { mode, size, figures, residency, held, allocated })
 }

@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn threadgroup_memory_counts_what_the_kernel_takes_itself() {
-        let memory = |index, len| Argument::<'static, usize>::Threadgroup { index, len };
+        let memory = |index, len| -> Argument<'static, usize> { Argument::Threadgroup { index, len } };
         assert_eq!(check(&[memory(0, 32768 - 1024)], FIT), Ok(()));
         let over = Err(Misfit::TooMuchMemory { wanted: 32784, limit: 32768 });
         assert_eq!(check(&[memory(0, 16384), memory(1, 15376)], FIT), over);
@@ -341,7 +341,10 @@ mod tests {
         assert_eq!(check(&[memory(0, 16), buffer], FIT), Ok(()), "indices of the two kinds are apart");
         let text = Dispatch { kernel: "down", arguments: &[memory(0, 8)], shape: FIT };
         let text = text.check(&KERNEL, &DEVICE, |&len| len).unwrap_err().to_string();
-        assert_eq!(text, "a dispatch of down does not fit: 8 bytes of threadgroup memory are no multiple of 16");
+        assert_eq!(
+            text,
+            "a dispatch of down does not fit: 8 bytes of threadgroup memory are no multiple of 16"
+        );
     }
 
     #[test]

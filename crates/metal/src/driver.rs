@@ -20,14 +20,21 @@ use crate::error::MetalError;
 use crate::gpu::{Gpu, words};
 use crate::kernels::Kernels;
 use crate::memory::{Mapped, whole_pages};
+use crate::room::Held;
 
 type Set = ProtocolObject<dyn MTLResidencySet>;
+
+/// Host memory that is a buffer where it lies.
+struct Wrapped {
+    raw: Retained<RawBuffer>,
+    _held: Held,
+}
 
 /// [`ResidencyDriver`] on Metal. Host memory becomes buffers where it lies; sets are attached to the queue of the
 /// device.
 pub struct MetalDriver {
     gpu: Arc<Gpu>,
-    buffers: Mapped<Retained<RawBuffer>>,
+    buffers: Mapped<Wrapped>,
     sets: Vec<Retained<Set>>,
     /// For the submission that is encoded next.
     declared: Vec<Retained<RawBuffer>>,
@@ -69,7 +76,7 @@ impl MetalDriver {
     /// Where kernels find host memory; `None` where it is not known, or not in one piece.
     pub fn address(&self, span: Span) -> Option<u64> {
         let (buffer, offset) = self.buffers.find(span)?;
-        buffer.gpuAddress().checked_add(offset as u64)
+        buffer.raw.gpuAddress().checked_add(offset as u64)
     }
 
     /// Begins a submission with kernels of `kernels`; what was declared for it since the last one is declared now.
@@ -82,7 +89,8 @@ impl MetalDriver {
     }
 
     fn buffer(&self, call: &'static str, span: Span) -> Result<&Retained<RawBuffer>, DriverError> {
-        self.buffers.get(span).ok_or_else(|| refuse(call, format!("{span} are not known to the device")))
+        let known = self.buffers.get(span).map(|wrapped| &wrapped.raw);
+        known.ok_or_else(|| refuse(call, format!("{span} are not known to the device")))
     }
 
     fn set(&self, call: &'static str, set: SetId) -> Result<&Retained<Set>, DriverError> {
@@ -106,21 +114,23 @@ impl ResidencyDriver for MetalDriver {
         if self.buffers.find(Span { len: 1, ..span }).is_some() {
             return Err(refuse(CALL, format!("{span} are known already")));
         }
+        let held = self.gpu.room().hold(whole.len as u64).map_err(|error| refuse(CALL, error))?;
         let base = ptr::with_exposed_provenance_mut::<c_void>(whole.base);
         let base = NonNull::new(base).ok_or_else(|| refuse(CALL, "there is no memory at address zero"))?;
         // Only read through addresses, and the ledger keeps loaders and submissions apart: no hazards to track.
         let options = MTLResourceOptions::StorageModeShared | MTLResourceOptions::HazardTrackingModeUntracked;
         // SAFETY: whole pages by `whole_pages`, which whoever made this driver promised to keep mapped until they
         // are unwrapped. Without a deallocator Metal leaves them alone.
-        let buffer = unsafe {
+        let raw = unsafe {
             let device = self.gpu.device();
             device.newBufferWithBytesNoCopy_length_options_deallocator(base, whole.len, options, None)
         };
-        let buffer = buffer.ok_or_else(|| {
-            let reason = "Metal gives no reason; the memory may be no mapping of its own, or the limit reached";
+        let raw = raw.ok_or_else(|| {
+            let reason =
+                "Metal gives no reason; the memory may be no mapping of its own, or the limit reached";
             refuse(CALL, format!("{span}: {reason}"))
         })?;
-        match self.buffers.insert(span, buffer) {
+        match self.buffers.insert(span, Wrapped { raw, _held: held }) {
             true => Ok(()),
             false => Err(refuse(CALL, format!("{span} overlap what is known already"))),
         }
@@ -129,7 +139,7 @@ impl ResidencyDriver for MetalDriver {
     fn unwrap(&mut self, span: Span) {
         if let Some(gone) = self.buffers.remove(span) {
             // Left over where a submission was begun and never encoded.
-            self.declared.retain(|buffer| !ptr::eq(&**buffer, &*gone));
+            self.declared.retain(|buffer| !ptr::eq(&**buffer, &*gone.raw));
         }
     }
 

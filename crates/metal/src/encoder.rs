@@ -48,14 +48,23 @@ impl<'k> MetalEncoder<'k> {
         // Both objects would otherwise stay in a pool that a Rust thread does not have.
         autoreleasepool(|_| {
             let not_made = |what: &str| MetalError::NotMade { what: what.into() };
-            let command = kernels.gpu().queue().commandBuffer().ok_or_else(|| not_made("a command buffer"))?;
+            let command =
+                kernels.gpu().queue().commandBuffer().ok_or_else(|| not_made("a command buffer"))?;
             // Experts do not wait for one another; what must wait has a barrier.
             let encoder = command.computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent);
             let encoder = encoder.ok_or_else(|| not_made("a compute encoder"))?;
             for buffer in declared {
                 encoder.useResource_usage(ProtocolObject::from_ref(&**buffer), MTLResourceUsage::Read);
             }
-            Ok(MetalEncoder { kernels, command, encoder, uses: Vec::new(), dispatches: 0, began, ended: false })
+            Ok(MetalEncoder {
+                kernels,
+                command,
+                encoder,
+                uses: Vec::new(),
+                dispatches: 0,
+                began,
+                ended: false,
+            })
         })
     }
 
@@ -76,7 +85,13 @@ impl<'k> MetalEncoder<'k> {
         self.kernels.gpu().check_alive()?;
         let uses = std::mem::take(&mut self.uses);
         let encode = self.began.elapsed();
-        Ok(InFlight::commit(Arc::clone(self.kernels.gpu()), self.command.clone(), uses, self.dispatches, encode))
+        Ok(InFlight::commit(
+            Arc::clone(self.kernels.gpu()),
+            self.command.clone(),
+            uses,
+            self.dispatches,
+            encode,
+        ))
     }
 
     fn end(&mut self) {

@@ -14,7 +14,9 @@ pub const COMMAND_BUFFER_DOMAIN: &str = "MTLCommandBufferErrorDomain";
 #[non_exhaustive]
 pub enum MetalError {
     /// No Metal device on this system.
-    #[error("this system has no Metal device (over ssh without a login session, or in a container, there may be none)")]
+    #[error(
+        "this system has no Metal device (over ssh without a login session, or in a container, there may be none)"
+    )]
     NoDevice,
     /// A device that was asked for by name.
     #[error("no Metal device is called {wanted:?}; there are: {}", .found.join(", "))]
@@ -103,7 +105,7 @@ pub enum MetalError {
     Lost(Failure),
 }
 
-/// Why a submission failed, by the codes of `MTLCommandBufferError`.
+/// Why a submission failed, by the codes of `MTLCommandBufferError` and the system's names in their messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureKind {
@@ -125,15 +127,34 @@ pub enum FailureKind {
     DeviceRemoved,
     /// A kernel's stack did not suffice.
     StackOverflow,
+    /// The system ended it since the display had to wait.
+    Interactivity,
+    /// Another submission, perhaps of another program, failed and took it along.
+    Victim,
     /// Another code, or another domain.
     Other,
 }
 
+/// Names that the system puts into messages, after `kIOGPUCommandBufferCallbackError`. Seen in others' reports.
+const NAMES: [(&str, FailureKind); 6] = [
+    ("ErrorImpactingInteractivity", FailureKind::Interactivity),
+    ("ErrorInnocentVictim", FailureKind::Victim),
+    ("ErrorSubmissionsIgnored", FailureKind::AccessRevoked),
+    ("ErrorHang", FailureKind::Timeout),
+    ("ErrorPageFault", FailureKind::PageFault),
+    ("ErrorOutOfMemory", FailureKind::OutOfMemory),
+];
+
 impl FailureKind {
-    /// The kind of an error's domain and code.
-    pub fn of(domain: &str, code: i64) -> FailureKind {
+    /// The kind of an error's domain and code, and of the system's name for it in the message: some of them have no
+    /// public code.
+    pub fn of(domain: &str, code: i64, message: &str) -> FailureKind {
         if domain != COMMAND_BUFFER_DOMAIN {
             return FailureKind::Other;
+        }
+        let named = NAMES.iter().find(|(name, _)| message.contains(name));
+        if let Some((_, kind)) = named {
+            return *kind;
         }
         match code {
             1 => FailureKind::Internal,
@@ -157,21 +178,35 @@ impl FailureKind {
     /// What it means to a user.
     fn advice(self) -> &'static str {
         match self {
-            FailureKind::Internal => "the driver had a fault of its own; start again, and report it if it returns",
+            FailureKind::Internal => {
+                "the driver had a fault of its own; start again, and report it if it returns"
+            }
             FailureKind::Timeout => {
                 "the system ended it since it ran for too long; smaller prefill chunks make shorter submissions"
             }
             FailureKind::PageFault => {
                 "it touched memory that is not resident or gone: a fault of metaltail's; --residency walk may avoid it, please report it"
             }
-            FailureKind::AccessRevoked => "the system took the GPU from this process after faults; start again",
+            FailureKind::AccessRevoked => {
+                "the system took the GPU from this process after faults; start again"
+            }
             FailureKind::NotPermitted => "the system does not let this process use the GPU now",
             FailureKind::OutOfMemory => {
                 "memory did not suffice to make it resident: lower --ram, or raise iogpu.wired_limit_mb"
             }
-            FailureKind::InvalidResource => "memory was freed under it: a fault of metaltail's; please report it",
+            FailureKind::InvalidResource => {
+                "memory was freed under it: a fault of metaltail's; please report it"
+            }
             FailureKind::DeviceRemoved => "the GPU is gone",
-            FailureKind::StackOverflow => "a kernel's stack did not suffice: a fault of metaltail's; please report it",
+            FailureKind::StackOverflow => {
+                "a kernel's stack did not suffice: a fault of metaltail's; please report it"
+            }
+            FailureKind::Interactivity => {
+                "the display had to wait for it; smaller prefill chunks make shorter submissions"
+            }
+            FailureKind::Victim => {
+                "another submission, perhaps of another program, failed and took it along; start again"
+            }
             FailureKind::Other => "no reason is known for it",
         }
     }
@@ -193,7 +228,7 @@ pub struct Failure {
 impl Failure {
     /// A failure by what the error says.
     pub fn new(domain: String, code: i64, message: String) -> Failure {
-        Failure { kind: FailureKind::of(&domain, code), domain, code, message }
+        Failure { kind: FailureKind::of(&domain, code, &message), domain, code, message }
     }
 }
 
@@ -210,19 +245,40 @@ mod tests {
 
     #[test]
     fn codes_are_told_apart_and_only_two_of_them_lose_the_device() {
-        let of = |code| FailureKind::of(COMMAND_BUFFER_DOMAIN, code);
+        let of = |code| FailureKind::of(COMMAND_BUFFER_DOMAIN, code, "a message");
         let lost: Vec<i64> = (0..20).filter(|&code| of(code).is_loss()).collect();
         assert_eq!(lost, [4, 11]);
         let known: Vec<i64> = (0..20).filter(|&code| of(code) != FailureKind::Other).collect();
         assert_eq!(known, [1, 2, 3, 4, 7, 8, 9, 11, 12]);
-        assert_eq!(FailureKind::of("NSPOSIXErrorDomain", 4), FailureKind::Other);
+        assert_eq!(FailureKind::of("NSPOSIXErrorDomain", 4, "ErrorHang"), FailureKind::Other);
+    }
+
+    #[test]
+    fn the_systems_name_for_an_error_counts_more_than_its_code() {
+        let of = |code, message: &str| FailureKind::of(COMMAND_BUFFER_DOMAIN, code, message);
+        // Messages as macOS writes them.
+        let display =
+            "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)";
+        let victim = "Discarded (victim of GPU error/recovery) (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)";
+        let ignored = "Ignored (for causing prior/excessive GPU errors) \
+                       (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)";
+        let hang = "Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)";
+        let fault = "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)";
+        let full = "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)";
+        assert_eq!(of(1, display), FailureKind::Interactivity);
+        assert_eq!(of(1, victim), FailureKind::Victim);
+        assert!(of(4, ignored).is_loss() && of(1, ignored).is_loss());
+        assert_eq!(of(1, hang), FailureKind::Timeout);
+        assert_eq!((of(3, fault), of(8, full)), (FailureKind::PageFault, FailureKind::OutOfMemory));
+        assert!(!of(1, victim).is_loss(), "the next submission may well run");
     }
 
     #[test]
     fn a_failure_says_metals_words_and_what_to_do() {
         let failure = Failure::new(COMMAND_BUFFER_DOMAIN.into(), 8, "Insufficient Memory".into());
         let text = MetalError::Failed(failure.clone()).to_string();
-        for part in ["Insufficient Memory", "MTLCommandBufferErrorDomain 8", "--ram", "iogpu.wired_limit_mb"] {
+        for part in ["Insufficient Memory", "MTLCommandBufferErrorDomain 8", "--ram", "iogpu.wired_limit_mb"]
+        {
             assert!(text.contains(part), "{part} is not in {text}");
         }
         assert!(MetalError::Lost(failure).to_string().starts_with("the device was lost before"));

@@ -7,12 +7,14 @@ use objc2::runtime::{NSObjectProtocol, ProtocolObject};
 use objc2::sel;
 use objc2_foundation::{NSError, NSString};
 use objc2_metal::{
-    MTLCaptureManager, MTLCommandQueue, MTLCopyAllDevices, MTLCreateSystemDefaultDevice, MTLDevice, MTLGPUFamily,
+    MTLBuffer, MTLCaptureManager, MTLCommandQueue, MTLCopyAllDevices, MTLCreateSystemDefaultDevice,
+    MTLDevice, MTLGPUFamily, MTLResourceOptions,
 };
 
 use crate::buffer::Buffer;
 use crate::error::{Failure, MetalError};
-use crate::limits::{Candidate, Facts, GroupLimits, choose};
+use crate::limits::{Candidate, Facts, Families, GroupLimits, choose};
+use crate::room::Room;
 use crate::sysctl;
 
 // Without it a program that draws nothing gets no default device.
@@ -27,6 +29,7 @@ pub struct Gpu {
     device: Retained<Device>,
     queue: Retained<Queue>,
     facts: Facts,
+    room: Arc<Room>,
     /// The failure that lost the device.
     lost: Mutex<Option<Failure>>,
 }
@@ -53,6 +56,12 @@ fn found() -> Vec<Retained<Device>> {
     devices
 }
 
+/// Whether a buffer has an address: older systems do not know the call, and nothing lies at zero.
+fn gives_addresses(device: &Device) -> bool {
+    let trial = device.newBufferWithLength_options(16, MTLResourceOptions::StorageModeShared);
+    trial.is_some_and(|buffer| buffer.respondsToSelector(sel!(gpuAddress)) && buffer.gpuAddress() != 0)
+}
+
 fn facts_of(device: &Device) -> Facts {
     let most = device.maxThreadsPerThreadgroup();
     let has_architecture = device.respondsToSelector(sel!(architecture));
@@ -67,9 +76,13 @@ fn facts_of(device: &Device) -> Facts {
         wired_limit_mib: sysctl::integer(c"iogpu.wired_limit_mb"),
         page: usize::try_from(page).unwrap_or(16384),
         // The class of the descriptor is there wherever the device knows the call, and only there.
-        sets: device.respondsToSelector(sel!(newResidencySetWithDescriptor:error:)),
-        addresses: device.supportsFamily(MTLGPUFamily::Metal3),
+        set_calls: device.respondsToSelector(sel!(newResidencySetWithDescriptor:error:)),
+        addresses: gives_addresses(device),
         virtual_machine: sysctl::integer(c"kern.hv_vmm_present") == Some(1),
+        families: Families {
+            apple6: device.supportsFamily(MTLGPUFamily::Apple6),
+            metal3: device.supportsFamily(MTLGPUFamily::Metal3),
+        },
         groups: GroupLimits {
             threads: [most.width, most.height, most.depth],
             memory: device.maxThreadgroupMemoryLength(),
@@ -99,7 +112,8 @@ impl Gpu {
             let no_queue = || MetalError::NotMade { what: "a command queue".into() };
             let queue = device.newCommandQueue().ok_or_else(no_queue)?;
             queue.setLabel(Some(&NSString::from_str("metaltail")));
-            Ok(Arc::new(Gpu { device, queue, facts, lost: Mutex::new(None) }))
+            let room = Room::new(&facts);
+            Ok(Arc::new(Gpu { device, queue, facts, room, lost: Mutex::new(None) }))
         })
     }
 
@@ -113,6 +127,16 @@ impl Gpu {
         let told = |name| sysctl::text(name).unwrap_or_else(|| "not told".into());
         let [model, version, build] = [c"hw.model", c"kern.osproductversion", c"kern.osversion"].map(told);
         format!("{model}, macOS {version} ({build})")
+    }
+
+    /// The account of what it holds resident.
+    pub fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
+    /// Bytes of this process's resources in Metal's own count.
+    pub fn allocated(&self) -> u64 {
+        self.device.currentAllocatedSize() as u64
     }
 
     /// Memory for what is written and read by both sides: activations, tables, results. Zeros at first.

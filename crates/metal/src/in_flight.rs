@@ -91,9 +91,7 @@ impl InFlight {
             });
         };
         self.uses.clear();
-        if self.command.status() == MTLCommandBufferStatus::Error {
-            let failure = self.failure();
-            self.gpu.note(&failure);
+        if let Some(failure) = self.failed() {
             return Err(MetalError::Failed(failure));
         }
         let stamps = Stamps {
@@ -105,19 +103,28 @@ impl InFlight {
         Ok(SubmissionTimes::new(self.encode, ended.saturating_duration_since(self.committed), stamps))
     }
 
-    fn failure(&self) -> Failure {
-        autoreleasepool(|_| match self.command.error() {
+    /// Why it failed, where it has; the device remembers what it does not survive.
+    fn failed(&self) -> Option<Failure> {
+        if self.command.status() != MTLCommandBufferStatus::Error {
+            return None;
+        }
+        let failure = autoreleasepool(|_| match self.command.error() {
             Some(error) => Failure::new(error.domain().to_string(), error.code() as i64, words(&error)),
             None => Failure::new("none".into(), 0, "it failed without an error".into()),
-        })
+        });
+        self.gpu.note(&failure);
+        Some(failure)
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        // The system's watchdog ends what runs for ever.
+        // Without an end to patience: the GPU may write until then, and the memory goes after. The system's watchdog
+        // ends what runs for ever.
         if !self.has_ended() {
             self.command.waitUntilCompleted();
         }
+        // Nobody may have asked, and later submissions must hear of a device that is lost.
+        self.failed();
     }
 }

@@ -143,8 +143,8 @@ impl Kernels {
             let function = self.library.newFunctionWithName(&NSString::from_str(kernel));
             let function = function.ok_or_else(|| MetalError::NoKernel { kernel: kernel.into() })?;
             let state = self.gpu.device().newComputePipelineStateWithFunction_error(&function);
-            let state =
-                state.map_err(|error| MetalError::Pipeline { kernel: kernel.into(), message: words(&error) })?;
+            let state = state
+                .map_err(|error| MetalError::Pipeline { kernel: kernel.into(), message: words(&error) })?;
             let limits = KernelLimits {
                 threads: state.maxTotalThreadsPerThreadgroup(),
                 width: state.threadExecutionWidth(),

@@ -8,6 +8,7 @@
 //! What needs no Metal is compiled and tested everywhere:
 //! * [`limits`]: which device is taken, and what it can take.
 //! * [`memory`]: which host memory a device can use, and where an address lies in it.
+//! * [`room`]: one account of all that a device holds.
 //! * [`dispatch`]: the boundary to kernels – a kernel's name, its arguments by index, the grid – and its checks.
 //! * [`wait`], [`times`]: waiting without spinning; where the time of a submission went.
 //! * [`error`]: what can go wrong, and what to do then.
@@ -19,6 +20,7 @@ pub mod dispatch;
 pub mod error;
 pub mod limits;
 pub mod memory;
+pub mod room;
 pub mod times;
 pub mod wait;
 

@@ -24,14 +24,25 @@ pub struct Facts {
     pub wired_limit_mib: Option<u64>,
     /// Bytes of a page.
     pub page: usize,
-    /// Whether the system has residency sets (macOS 15).
-    pub sets: bool,
-    /// Whether buffers have addresses that kernels may follow (Metal 3).
+    /// Whether the system knows the calls of residency sets (macOS 15).
+    pub set_calls: bool,
+    /// Whether a buffer made for trial has an address.
     pub addresses: bool,
     /// Whether this is a virtual machine.
     pub virtual_machine: bool,
+    /// The families that the device says it belongs to.
+    pub families: Families,
     /// What a threadgroup can have.
     pub groups: GroupLimits,
+}
+
+/// Families of GPUs: what the feature tables promise of them, and in a virtual machine less than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Families {
+    /// Apple 6 or later (A13, M1): has residency sets.
+    pub apple6: bool,
+    /// Metal 3: kernels may follow addresses.
+    pub metal3: bool,
 }
 
 /// What a threadgroup can have on a device.
@@ -49,12 +60,25 @@ impl Facts {
     /// # Errors
     /// Memory of its own, or buffers without addresses: experts are read where the processor put them.
     pub fn check(&self) -> Result<(), MetalError> {
-        let missing = match (self.unified, self.addresses) {
+        // The GPU of a virtual machine belongs to older families than the one behind it: a trial decides there.
+        let follows = self.addresses && (self.families.metal3 || self.virtual_machine);
+        let missing = match (self.unified, follows) {
             (false, _) => "it has memory of its own, and only GPUs that share the processor's are supported",
+            (_, false) if self.virtual_machine => "this virtual machine's GPU gives buffers no addresses",
             (_, false) => "it or its system is older than Metal 3 (macOS 13)",
             (true, true) => return Ok(()),
         };
         Err(MetalError::Unusable { device: self.name.clone(), missing })
+    }
+
+    /// Why there are no residency sets, so that memory is declared with every submission; `None` where there are.
+    pub fn no_sets(&self) -> Option<&'static str> {
+        match (self.set_calls, self.families.apple6) {
+            (true, true) => None,
+            (false, _) => Some("macOS is older than 15"),
+            (true, false) if self.virtual_machine => Some("a virtual machine's GPU"),
+            (true, false) => Some("the GPU is older than Apple's family 6"),
+        }
     }
 
     /// What may be resident: the device's word, less where the wired limit was set below it.
@@ -68,7 +92,7 @@ impl Facts {
     /// The same in the ledger's terms.
     pub fn limits(&self) -> Limits {
         Limits {
-            sets: if self.sets { MOST_SETS } else { 0 },
+            sets: if self.no_sets().is_none() { MOST_SETS } else { 0 },
             working_set: self.resident(),
             setting: self.wired_limit_mib.is_some().then_some(WIRED_LIMIT),
             allocation: self.buffer,
@@ -91,11 +115,13 @@ impl Facts {
             format!("unified memory: {}", yes(self.unified)),
             format!("working set: {}", gib(self.working_set)),
             format!("{WIRED_LIMIT}: {wired}"),
+            format!("may be resident: {}", gib(self.resident())),
             format!("largest buffer: {}", gib(self.buffer)),
             format!("page: {} bytes", self.page),
-            format!("residency sets: {}", yes(self.sets)),
+            self.no_sets().map_or("residency sets: yes".into(), |why| format!("residency sets: no ({why})")),
             format!("buffer addresses: {}", yes(self.addresses)),
             format!("virtual machine: {}", yes(self.virtual_machine)),
+            format!("families: Apple 6 {}, Metal 3 {}", yes(self.families.apple6), yes(self.families.metal3)),
             format!("threadgroup: {x} x {y} x {z} threads, {} bytes of memory", self.groups.memory),
         ]
     }
@@ -151,10 +177,10 @@ pub fn choose(devices: &[Candidate], wanted: Option<&str>) -> Result<usize, Meta
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn facts() -> Facts {
+    pub(crate) fn facts() -> Facts {
         Facts {
             name: "Apple M9".into(),
             architecture: None,
@@ -163,9 +189,10 @@ mod tests {
             buffer: 72 << 30,
             wired_limit_mib: Some(0),
             page: 16384,
-            sets: true,
+            set_calls: true,
             addresses: true,
             virtual_machine: false,
+            families: Families { apple6: true, metal3: true },
             groups: GroupLimits { threads: [1024; 3], memory: 32768 },
         }
     }
@@ -187,10 +214,33 @@ mod tests {
         assert_eq!(Facts { wired_limit_mib: None, ..facts() }.limits().setting, None);
     }
 
+    /// What the GPU of a virtual machine says of itself.
+    fn guest() -> Facts {
+        Facts { virtual_machine: true, families: Families { apple6: false, metal3: false }, ..facts() }
+    }
+
     #[test]
-    fn an_older_system_has_no_sets_and_the_ledger_walks() {
-        assert_eq!(facts().limits().sets, MOST_SETS);
-        assert_eq!(Facts { sets: false, ..facts() }.limits().sets, 0);
+    fn where_there_are_no_sets_the_ledger_walks_and_the_report_says_why() {
+        assert_eq!((facts().limits().sets, facts().no_sets()), (MOST_SETS, None));
+        let intel = Facts { families: Families { apple6: false, metal3: true }, ..facts() };
+        let old = Facts { set_calls: false, ..facts() };
+        for (facts, why) in [(old, "older than 15"), (intel, "family 6"), (guest(), "virtual machine")] {
+            assert_eq!(facts.limits().sets, 0);
+            let text = facts.lines().join("\n");
+            assert!(
+                text.contains("residency sets: no (") && facts.no_sets().unwrap().contains(why),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_virtual_machine_is_tried_and_not_asked_for_its_family() {
+        assert_eq!(guest().check(), Ok(()));
+        let none = Facts { addresses: false, ..guest() }.check().unwrap_err().to_string();
+        assert!(none.contains("virtual machine"), "{none}");
+        let old = Facts { virtual_machine: false, ..guest() }.check().unwrap_err().to_string();
+        assert!(old.contains("Metal 3"), "{old}");
     }
 
     #[test]
@@ -204,8 +254,18 @@ mod tests {
 
     #[test]
     fn a_report_names_every_fact() {
-        let text = Facts { wired_limit_mib: Some(120_832), virtual_machine: true, ..facts() }.lines().join("\n");
-        for part in ["Apple M9", "96.00 GiB", "72.00 GiB", "120832 MiB", "16384", "virtual machine: yes", "not told"] {
+        let text =
+            Facts { wired_limit_mib: Some(120_832), virtual_machine: true, ..facts() }.lines().join("\n");
+        for part in [
+            "Apple M9",
+            "96.00 GiB",
+            "72.00 GiB",
+            "120832 MiB",
+            "resident: 96.00 GiB",
+            "16384",
+            "virtual machine: yes",
+            "not told",
+        ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
     }
@@ -227,8 +287,11 @@ mod tests {
 
     #[test]
     fn the_gpu_that_shares_memory_is_taken_unless_another_is_named() {
-        let devices =
-            [device("AMD Radeon Pro", false, true), device("Intel Iris", true, true), device("Apple M1 Max", true, false)];
+        let devices = [
+            device("AMD Radeon Pro", false, true),
+            device("Intel Iris", true, true),
+            device("Apple M1 Max", true, false),
+        ];
         assert_eq!(choose(&devices, None), Ok(2));
         assert_eq!(choose(&devices[..2], None), Ok(0));
         assert_eq!(choose(&devices, Some("radeon")), Ok(0));

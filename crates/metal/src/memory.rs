@@ -138,7 +138,13 @@ mod tests {
     #[test]
     fn what_is_no_memory_or_too_much_is_refused() {
         let whole = |base, len| whole_pages(at(base, len), PAGE, GIB);
-        for bad in [(0, PAGE), (PAGE, 0), (PAGE, usize::MAX), (usize::MAX - PAGE + 1, PAGE), (PAGE, usize::MAX - PAGE)] {
+        for bad in [
+            (0, PAGE),
+            (PAGE, 0),
+            (PAGE, usize::MAX),
+            (usize::MAX - PAGE + 1, PAGE),
+            (PAGE, usize::MAX - PAGE),
+        ] {
             assert!(matches!(whole(bad.0, bad.1), Err(Unwrappable::NoMemory { .. })), "{bad:?}");
         }
         assert_eq!(whole(PAGE, GIB as usize).unwrap().len as u64, GIB);
@@ -152,10 +158,14 @@ mod tests {
         assert!(mapped.insert(at(PAGE, 2 * PAGE), 'a') && mapped.insert(at(3 * PAGE, PAGE), 'b'));
         assert_eq!(mapped.find(at(PAGE + 5, 10)), Some((&'a', 5)));
         assert_eq!(mapped.find(at(3 * PAGE, PAGE)), Some((&'b', 0)));
-        for outside in [at(PAGE - 1, 2), at(3 * PAGE - 1, 2), at(4 * PAGE - 1, 2), at(9 * PAGE, 1), at(PAGE, usize::MAX)] {
+        for outside in
+            [at(PAGE - 1, 2), at(3 * PAGE - 1, 2), at(4 * PAGE - 1, 2), at(9 * PAGE, 1), at(PAGE, usize::MAX)]
+        {
             assert_eq!(mapped.find(outside), None, "{outside}");
         }
-        for overlapping in [at(PAGE, PAGE), at(1, 3 * PAGE), at(2 * PAGE, 1), at(1, 8 * PAGE), at(7 * PAGE, 0)] {
+        for overlapping in
+            [at(PAGE, PAGE), at(1, 3 * PAGE), at(2 * PAGE, 1), at(1, 8 * PAGE), at(7 * PAGE, 0)]
+        {
             assert!(!mapped.insert(overlapping, 'c'), "{overlapping}");
         }
         assert_eq!((mapped.remove(at(PAGE, PAGE)), mapped.len()), (None, 2));

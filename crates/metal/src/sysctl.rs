@@ -10,8 +10,9 @@ fn bytes(name: &CStr) -> Option<Vec<u8>> {
     let mut value = vec![0u8; 256];
     let mut len = value.len();
     // SAFETY: the name ends with a zero byte, `value` has `len` bytes, and nothing is set.
-    let code =
-        unsafe { libc::sysctlbyname(name.as_ptr(), value.as_mut_ptr().cast(), &raw mut len, ptr::null_mut(), 0) };
+    let code = unsafe {
+        libc::sysctlbyname(name.as_ptr(), value.as_mut_ptr().cast(), &raw mut len, ptr::null_mut(), 0)
+    };
     (code == 0).then(|| {
         value.truncate(len);
         value

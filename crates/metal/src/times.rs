@@ -91,8 +91,7 @@ mod tests {
 
     #[test]
     fn stall_is_what_the_gpu_did_not_compute() {
-        let stamps =
-            Stamps { schedule_start: 10.0, schedule_end: 10.25, gpu_start: 10.5, gpu_end: 12.5 };
+        let stamps = Stamps { schedule_start: 10.0, schedule_end: 10.25, gpu_start: 10.5, gpu_end: 12.5 };
         let times = SubmissionTimes::new(MS, Duration::from_secs(3), stamps);
         assert_eq!((times.gpu, times.schedule), (Duration::from_secs(2), 250 * MS));
         assert_eq!(times.stall(), Duration::from_secs(1));
@@ -105,9 +104,15 @@ mod tests {
 
     #[test]
     fn stamps_that_make_no_sense_count_as_none() {
-        for (gpu_start, gpu_end) in
-            [(0.0, 5.0), (5.0, 0.0), (5.0, 4.0), (f64::NAN, 5.0), (5.0, f64::NAN), (1.0, f64::INFINITY), (-3.0, 2.0)]
-        {
+        for (gpu_start, gpu_end) in [
+            (0.0, 5.0),
+            (5.0, 0.0),
+            (5.0, 4.0),
+            (f64::NAN, 5.0),
+            (5.0, f64::NAN),
+            (1.0, f64::INFINITY),
+            (-3.0, 2.0),
+        ] {
             let times = SubmissionTimes::new(MS, MS, Stamps { gpu_start, gpu_end, ..Stamps::default() });
             assert_eq!((times.gpu, times.stall()), (Duration::ZERO, MS), "{gpu_start} {gpu_end}");
         }

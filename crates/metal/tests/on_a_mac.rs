@@ -8,7 +8,9 @@ use memmap2::MmapOptions;
 use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyDriver, Span};
 use metaltail_metal::check::{CheckSize, run};
 use metaltail_metal::dispatch::{Argument, Dispatch, Encoder, Misfit, Shape};
-use metaltail_metal::{Buffer, Gpu, Kernels, MathMode, MetalDriver, MetalEncoder, MetalError, MetalQueue, Source};
+use metaltail_metal::{
+    Buffer, Gpu, Kernels, MathMode, MetalDriver, MetalEncoder, MetalError, MetalQueue, Source,
+};
 
 const FIT: Shape = Shape { groups: [1, 1, 1], threads: [32, 1, 1] };
 
@@ -65,7 +67,11 @@ fn memory_that_is_declared_once_is_read_as_memory_that_is_walked() {
             let declared = if row.mode == Mode::Walk { chunks as f64 } else { 0.0 };
             assert_eq!(row.residency.declared_per_submit(), Some(declared), "{}", row.line());
             assert_eq!((row.figures.submissions, row.figures.dispatches), (5, 10));
-            assert!(row.figures.gpu > Duration::ZERO && row.figures.gpu <= row.figures.wall, "{}", row.line());
+            assert!(
+                row.figures.gpu > Duration::ZERO && row.figures.gpu <= row.figures.wall,
+                "{}",
+                row.line()
+            );
             if row.mode != mode {
                 println!("walked: {:?}", row.residency.fallback);
             }
@@ -86,7 +92,8 @@ fn the_device_says_what_it_can_take() {
 #[test]
 fn the_compilers_words_name_the_file_and_its_line() {
     let Some(gpu) = gpu() else { return };
-    let bad = Source { name: "bad.metal", text: "#include <metal_stdlib>\nkernel void k() { no_such_call(); }\n" };
+    let bad =
+        Source { name: "bad.metal", text: "#include <metal_stdlib>\nkernel void k() { no_such_call(); }\n" };
     let error = queue(&gpu, &[SEVENS, bad]).unwrap_err().to_string();
     assert!(error.contains("bad.metal:2") && error.contains("no_such_call"), "{error}");
 }
