@@ -2,7 +2,7 @@
 # What is for macOS, checked on Debian 12: lints for aarch64-apple-darwin against the real bindings, and programs that
 # are linked against the symbols that macOS has. Nothing of it runs: there is no Mac here, and no emulator of one.
 #
-# Needs root, rustup and pip; installs the rest (Debian's Rust for browsers, which comes with the sources of its
+# Needs root (once), rustup and pip; installs the rest (Debian's Rust for browsers, which comes with the sources of its
 # standard library; lld; a list of libSystem's symbols from the package ziglang). What that leaves open:
 # docs/design/metal-host.md.
 set -euo pipefail
@@ -43,6 +43,11 @@ if [ "$(cat "$lib/.made-by" 2>/dev/null)" != "$want" ]; then
     # Rust objects to what was compiled against another standard library (E0460).
     rm -rf "$work/std" "${work:?}/$target" "$work/debug" "$work/release"
 fi
+
+say "workflow"
+python3 -c 'import yaml' 2>/dev/null || [ -d "$work/pyyaml/yaml" ] \
+    || python3 -m pip install -q --disable-pip-version-check --root-user-action=ignore --target "$work/pyyaml" pyyaml
+python3 .ci/workflows.py "$work/pyyaml"
 
 say "lints"
 export CARGO_TARGET_DIR="$work" CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=none

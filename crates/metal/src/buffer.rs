@@ -1,8 +1,6 @@
 //! Memory that both sides write and read.
 
 use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use objc2::rc::Retained;
 use objc2::runtime::ProtocolObject;
@@ -10,6 +8,7 @@ use objc2_metal::{MTLBuffer, MTLDevice, MTLResourceOptions};
 
 use crate::error::MetalError;
 use crate::gpu::Gpu;
+use crate::health::{Use, Uses};
 use crate::room::Held;
 
 pub(crate) type RawBuffer = ProtocolObject<dyn MTLBuffer>;
@@ -19,8 +18,7 @@ pub(crate) type RawBuffer = ProtocolObject<dyn MTLBuffer>;
 pub struct Buffer {
     raw: Retained<RawBuffer>,
     len: usize,
-    /// Submissions that may use it: from their encoding to the notice of their end.
-    uses: Arc<AtomicUsize>,
+    uses: Uses,
     _held: Held,
 }
 
@@ -34,17 +32,6 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// While it lives, a buffer is in use by a submission.
-#[derive(Debug)]
-pub(crate) struct Use(Arc<AtomicUsize>);
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        // Release: who sees the count go down sees what was done before the end was noticed.
-        self.0.fetch_sub(1, Ordering::Release);
-    }
-}
-
 impl Buffer {
     pub(crate) fn new(gpu: &Gpu, len: usize) -> Result<Buffer, MetalError> {
         let limit = usize::try_from(gpu.facts().buffer).unwrap_or(usize::MAX);
@@ -54,7 +41,7 @@ impl Buffer {
         let held = gpu.room().hold(len as u64)?;
         let raw = gpu.device().newBufferWithLength_options(len, MTLResourceOptions::StorageModeShared);
         let raw = raw.ok_or_else(|| MetalError::NotMade { what: format!("a buffer of {len} bytes") })?;
-        let buffer = Buffer { raw, len, uses: Arc::default(), _held: held };
+        let buffer = Buffer { raw, len, uses: Uses::default(), _held: held };
         // SAFETY: `len` bytes begin at `contents`, and nobody else knows them yet.
         unsafe { ptr::write_bytes(buffer.base(), 0, len) };
         Ok(buffer)
@@ -103,10 +90,7 @@ impl Buffer {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(MetalError::OutOfBuffer { offset, len, size: self.len });
         }
-        // Acquire: pairs with the end of the last use.
-        if self.uses.load(Ordering::Acquire) != 0 {
-            return Err(MetalError::InUse);
-        }
+        self.uses.none()?;
         Ok(self.base().wrapping_add(offset))
     }
 
@@ -119,7 +103,6 @@ impl Buffer {
     }
 
     pub(crate) fn in_use(&self) -> Use {
-        self.uses.fetch_add(1, Ordering::Relaxed);
-        Use(Arc::clone(&self.uses))
+        self.uses.begin()
     }
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 use memmap2::{MmapMut, MmapOptions};
 use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyStats, Span};
 
+use crate::MetalQueue;
 use crate::buffer::Buffer;
 use crate::dispatch::{Argument, Dispatch, Encoder, Shape};
 use crate::driver::MetalDriver;
 use crate::error::MetalError;
 use crate::gpu::Gpu;
 use crate::kernels::{Kernels, MathMode, Source};
-use crate::queue::MetalQueue;
 use crate::times::Figures;
 
 /// The kernels of the check.

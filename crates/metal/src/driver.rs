@@ -15,10 +15,7 @@ use objc2_metal::{
 };
 
 use crate::buffer::RawBuffer;
-use crate::encoder::MetalEncoder;
-use crate::error::MetalError;
 use crate::gpu::{Gpu, words};
-use crate::kernels::Kernels;
 use crate::memory::{Mapped, whole_pages};
 use crate::room::Held;
 
@@ -79,13 +76,9 @@ impl MetalDriver {
         buffer.raw.gpuAddress().checked_add(offset as u64)
     }
 
-    /// Begins a submission with kernels of `kernels`; what was declared for it since the last one is declared now.
-    ///
-    /// # Errors
-    /// A lost device, or no command buffer.
-    pub fn encoder<'k>(&mut self, kernels: &'k Kernels) -> Result<MetalEncoder<'k>, MetalError> {
-        self.gpu.check_alive()?;
-        MetalEncoder::begin(kernels, &std::mem::take(&mut self.declared))
+    /// What was declared for the submission that begins now.
+    pub(crate) fn take_declared(&mut self) -> Vec<Retained<RawBuffer>> {
+        std::mem::take(&mut self.declared)
     }
 
     fn buffer(&self, call: &'static str, span: Span) -> Result<&Retained<RawBuffer>, DriverError> {

@@ -11,13 +11,18 @@ use objc2_metal::{
     MTLDispatchType, MTLResourceUsage, MTLSize,
 };
 
-use crate::buffer::{Buffer, RawBuffer, Use};
+use crate::buffer::{Buffer, RawBuffer};
+use crate::command::MetalCommand;
 use crate::dispatch::{Argument, Dispatch, Encoder, KernelLimits};
+use crate::driver::MetalDriver;
 use crate::error::MetalError;
+use crate::health::{Health, Use};
 use crate::in_flight::InFlight;
 use crate::kernels::Kernels;
+use crate::queue::Backend;
+use metaltail_device::residency::Span;
 
-/// An [`Encoder`] that fills one command buffer. Dropped before [`MetalEncoder::commit`], nothing of it runs.
+/// An [`Encoder`] that fills one command buffer. Dropped before it is handed over, nothing of it runs.
 pub struct MetalEncoder<'k> {
     kernels: &'k Kernels,
     command: Retained<ProtocolObject<dyn MTLCommandBuffer>>,
@@ -76,22 +81,11 @@ impl<'k> MetalEncoder<'k> {
         self.kernels.limits(kernel)
     }
 
-    /// Hands everything over to the GPU.
-    ///
-    /// # Errors
-    /// A device that was lost meanwhile; nothing is handed over then.
-    pub fn commit(mut self) -> Result<InFlight, MetalError> {
+    fn commit(mut self) -> InFlight<MetalCommand> {
         self.end();
-        self.kernels.gpu().check_alive()?;
-        let uses = std::mem::take(&mut self.uses);
-        let encode = self.began.elapsed();
-        Ok(InFlight::commit(
-            Arc::clone(self.kernels.gpu()),
-            self.command.clone(),
-            uses,
-            self.dispatches,
-            encode,
-        ))
+        let (uses, encode) = (std::mem::take(&mut self.uses), self.began.elapsed());
+        let command = MetalCommand::new(self.command.clone());
+        InFlight::start(command, Arc::clone(self.kernels.gpu().health()), uses, self.dispatches, encode)
     }
 
     fn end(&mut self) {
@@ -118,6 +112,32 @@ impl<'k> MetalEncoder<'k> {
                 unsafe { self.encoder.setThreadgroupMemoryLength_atIndex(len, index as usize) };
             }
         }
+    }
+}
+
+impl Backend for Kernels {
+    type Driver = MetalDriver;
+    type Encoder<'a> = MetalEncoder<'a>;
+    type Command = MetalCommand;
+
+    fn health(&self) -> &Health {
+        self.gpu().health()
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.gpu().is_capturing()
+    }
+
+    fn address(driver: &MetalDriver, span: Span) -> Option<u64> {
+        driver.address(span)
+    }
+
+    fn begin(&self, driver: &mut MetalDriver) -> Result<MetalEncoder<'_>, MetalError> {
+        MetalEncoder::begin(self, &driver.take_declared())
+    }
+
+    fn commit(&self, encoder: MetalEncoder<'_>) -> InFlight<MetalCommand> {
+        encoder.commit()
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong, and what to do then.
 
 use std::fmt;
+use std::time::Duration;
 
 use metaltail_device::residency::ResidencyError;
 
@@ -89,11 +90,12 @@ pub enum MetalError {
     InUse,
     /// A submission that did not end in time. It still runs, and its memory must stay.
     #[error(
-        "the GPU did not end a submission within {seconds} s (it is {state}): another program may hold the GPU, or a kernel does not end"
+        "the GPU did not end a submission within {:.1} s (it is {state}): another program may hold the GPU, or a kernel does not end",
+        .waited.as_secs_f64()
     )]
     TimedOut {
         /// How long was waited.
-        seconds: u64,
+        waited: Duration,
         /// How far it got.
         state: &'static str,
     },

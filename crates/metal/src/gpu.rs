@@ -1,6 +1,6 @@
 //! The device and its queue.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{NSObjectProtocol, ProtocolObject};
@@ -12,7 +12,8 @@ use objc2_metal::{
 };
 
 use crate::buffer::Buffer;
-use crate::error::{Failure, MetalError};
+use crate::error::MetalError;
+use crate::health::Health;
 use crate::limits::{Candidate, Facts, Families, GroupLimits, choose};
 use crate::room::Room;
 use crate::sysctl;
@@ -24,14 +25,13 @@ unsafe extern "C" {}
 pub(crate) type Device = ProtocolObject<dyn MTLDevice>;
 pub(crate) type Queue = ProtocolObject<dyn MTLCommandQueue>;
 
-/// A device with one command queue, and whether it still works.
+/// A device with one command queue.
 pub struct Gpu {
     device: Retained<Device>,
     queue: Retained<Queue>,
     facts: Facts,
     room: Arc<Room>,
-    /// The failure that lost the device.
-    lost: Mutex<Option<Failure>>,
+    health: Arc<Health>,
 }
 
 impl std::fmt::Debug for Gpu {
@@ -113,7 +113,7 @@ impl Gpu {
             let queue = device.newCommandQueue().ok_or_else(no_queue)?;
             queue.setLabel(Some(&NSString::from_str("metaltail")));
             let room = Room::new(&facts);
-            Ok(Arc::new(Gpu { device, queue, facts, room, lost: Mutex::new(None) }))
+            Ok(Arc::new(Gpu { device, queue, facts, room, health: Arc::default() }))
         })
     }
 
@@ -153,23 +153,9 @@ impl Gpu {
         unsafe { MTLCaptureManager::sharedCaptureManager() }.isCapturing()
     }
 
-    /// Whether submissions are still taken.
-    ///
-    /// # Errors
-    /// [`MetalError::Lost`] with the failure that lost the device.
-    pub fn check_alive(&self) -> Result<(), MetalError> {
-        match &*self.lost.lock().unwrap_or_else(PoisonError::into_inner) {
-            None => Ok(()),
-            Some(failure) => Err(MetalError::Lost(failure.clone())),
-        }
-    }
-
-    /// Keeps the first failure after which nothing works.
-    pub(crate) fn note(&self, failure: &Failure) {
-        if failure.kind.is_loss() {
-            let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-            lost.get_or_insert_with(|| failure.clone());
-        }
+    /// Whether it still works.
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
     pub(crate) fn device(&self) -> &Device {

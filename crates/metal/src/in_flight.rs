@@ -1,26 +1,68 @@
 //! A command buffer that was handed over, and its end.
 
-use std::ptr::NonNull;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block2::RcBlock;
-use objc2::rc::{Retained, autoreleasepool};
-use objc2::runtime::ProtocolObject;
-use objc2_metal::{MTLCommandBuffer, MTLCommandBufferStatus};
-
-use crate::buffer::Use;
 use crate::error::{Failure, MetalError};
-use crate::gpu::{Gpu, words};
+use crate::health::{Health, Use};
 use crate::times::{Stamps, SubmissionTimes};
 use crate::wait::Latch;
 
-type CommandBuffer = ProtocolObject<dyn MTLCommandBuffer>;
+/// How far a command buffer has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// Not handed over.
+    Fresh,
+    /// Handed over, and not scheduled.
+    Waiting,
+    /// On the GPU, or about to be.
+    Scheduled,
+    /// Ended well.
+    Completed,
+    /// Failed.
+    Failed,
+    /// Something that this version does not know.
+    Unknown,
+}
+
+impl State {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Fresh => "not handed over",
+            State::Waiting => "waiting to be scheduled",
+            State::Scheduled => "scheduled or running",
+            State::Completed => "completed",
+            State::Failed => "failed",
+            State::Unknown => "in a state that this version does not know",
+        }
+    }
+}
+
+/// What a command buffer can be asked: Metal's on a Mac, a double's in tests.
+pub trait Command: Send {
+    /// Hands it over, once. `ended` is opened when it has ended, well or not, by whatever thread.
+    fn commit(&self, ended: Arc<Latch>);
+
+    /// How far it has got.
+    fn state(&self) -> State;
+
+    /// Why it failed.
+    fn failure(&self) -> Failure;
+
+    /// Its times; they mean something after its end.
+    fn stamps(&self) -> Stamps;
+
+    /// Sleeps until it has ended, however long that takes.
+    fn block(&self);
+}
 
 /// A submission that the GPU has. Dropping it waits for its end: its memory is in use until then.
-pub struct InFlight {
-    gpu: Arc<Gpu>,
-    command: Retained<CommandBuffer>,
+pub struct InFlight<C: Command> {
+    command: C,
+    health: Arc<Health>,
     ended: Arc<Latch>,
     uses: Vec<Use>,
     dispatches: u64,
@@ -28,44 +70,25 @@ pub struct InFlight {
     committed: Instant,
 }
 
-// SAFETY: encoding is over, and what is left – waiting, state, error, times – may be asked of a command buffer from
-// any thread; its reference count is atomic.
-unsafe impl Send for InFlight {}
-
-impl std::fmt::Debug for InFlight {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InFlight").field("state", &state(self.command.status())).finish_non_exhaustive()
+impl<C: Command> fmt::Debug for InFlight<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InFlight").field("state", &self.command.state()).finish_non_exhaustive()
     }
 }
 
-fn state(status: MTLCommandBufferStatus) -> &'static str {
-    match status {
-        MTLCommandBufferStatus::NotEnqueued => "not enqueued",
-        MTLCommandBufferStatus::Enqueued => "enqueued",
-        MTLCommandBufferStatus::Committed => "waiting to be scheduled",
-        MTLCommandBufferStatus::Scheduled => "scheduled or running",
-        MTLCommandBufferStatus::Completed => "completed",
-        MTLCommandBufferStatus::Error => "failed",
-        _ => "in a state that this version does not know",
-    }
-}
-
-impl InFlight {
-    pub(crate) fn commit(
-        gpu: Arc<Gpu>,
-        command: Retained<CommandBuffer>,
+impl<C: Command> InFlight<C> {
+    /// Hands `command` over: `dispatches` of them, encoded in `encode`, during which `uses` began.
+    pub fn start(
+        command: C,
+        health: Arc<Health>,
         uses: Vec<Use>,
         dispatches: u64,
         encode: Duration,
-    ) -> InFlight {
+    ) -> InFlight<C> {
         let ended = Arc::new(Latch::default());
-        let tell = Arc::clone(&ended);
-        let handler = RcBlock::new(move |_: NonNull<CommandBuffer>| tell.open());
-        // SAFETY: Metal copies the block and calls it once, from a thread of its own; what it owns may be sent there.
-        unsafe { command.addCompletedHandler(RcBlock::as_ptr(&handler)) };
         let committed = Instant::now();
-        command.commit();
-        InFlight { gpu, command, ended, uses, dispatches, encode, committed }
+        command.commit(Arc::clone(&ended));
+        InFlight { command, health, ended, uses, dispatches, encode, committed }
     }
 
     /// Dispatches in it.
@@ -85,44 +108,30 @@ impl InFlight {
     /// failed; what it was to write is not there.
     pub fn wait(&mut self, patience: Duration) -> Result<SubmissionTimes, MetalError> {
         let Some(ended) = self.ended.wait(patience) else {
-            return Err(MetalError::TimedOut {
-                seconds: patience.as_secs(),
-                state: state(self.command.status()),
-            });
+            return Err(MetalError::TimedOut { waited: patience, state: self.command.state().name() });
         };
         self.uses.clear();
         if let Some(failure) = self.failed() {
             return Err(MetalError::Failed(failure));
         }
-        let stamps = Stamps {
-            schedule_start: self.command.kernelStartTime(),
-            schedule_end: self.command.kernelEndTime(),
-            gpu_start: self.command.GPUStartTime(),
-            gpu_end: self.command.GPUEndTime(),
-        };
-        Ok(SubmissionTimes::new(self.encode, ended.saturating_duration_since(self.committed), stamps))
+        let wall = ended.saturating_duration_since(self.committed);
+        Ok(SubmissionTimes::new(self.encode, wall, self.command.stamps()))
     }
 
     /// Why it failed, where it has; the device remembers what it does not survive.
     fn failed(&self) -> Option<Failure> {
-        if self.command.status() != MTLCommandBufferStatus::Error {
-            return None;
-        }
-        let failure = autoreleasepool(|_| match self.command.error() {
-            Some(error) => Failure::new(error.domain().to_string(), error.code() as i64, words(&error)),
-            None => Failure::new("none".into(), 0, "it failed without an error".into()),
-        });
-        self.gpu.note(&failure);
+        let failure = (self.command.state() == State::Failed).then(|| self.command.failure())?;
+        self.health.note(&failure);
         Some(failure)
     }
 }
 
-impl Drop for InFlight {
+impl<C: Command> Drop for InFlight<C> {
     fn drop(&mut self) {
         // Without an end to patience: the GPU may write until then, and the memory goes after. The system's watchdog
         // ends what runs for ever.
         if !self.has_ended() {
-            self.command.waitUntilCompleted();
+            self.command.block();
         }
         // Nobody may have asked, and later submissions must hear of a device that is lost.
         self.failed();

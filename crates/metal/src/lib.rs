@@ -10,6 +10,8 @@
 //! * [`memory`]: which host memory a device can use, and where an address lies in it.
 //! * [`room`]: one account of all that a device holds.
 //! * [`dispatch`]: the boundary to kernels – a kernel's name, its arguments by index, the grid – and its checks.
+//! * [`queue`], [`in_flight`]: submissions, which the ledger knows from their beginning to their end.
+//! * [`health`]: whether the device was lost; who uses a buffer.
 //! * [`wait`], [`times`]: waiting without spinning; where the time of a submission went.
 //! * [`error`]: what can go wrong, and what to do then.
 //!
@@ -18,8 +20,11 @@
 
 pub mod dispatch;
 pub mod error;
+pub mod health;
+pub mod in_flight;
 pub mod limits;
 pub mod memory;
+pub mod queue;
 pub mod room;
 pub mod times;
 pub mod wait;
@@ -29,17 +34,15 @@ mod buffer;
 #[cfg(target_os = "macos")]
 pub mod check;
 #[cfg(target_os = "macos")]
+mod command;
+#[cfg(target_os = "macos")]
 mod driver;
 #[cfg(target_os = "macos")]
 mod encoder;
 #[cfg(target_os = "macos")]
 mod gpu;
 #[cfg(target_os = "macos")]
-mod in_flight;
-#[cfg(target_os = "macos")]
 mod kernels;
-#[cfg(target_os = "macos")]
-mod queue;
 #[cfg(target_os = "macos")]
 mod sysctl;
 
@@ -48,14 +51,16 @@ pub use error::{Failure, FailureKind, MetalError};
 #[cfg(target_os = "macos")]
 pub use buffer::Buffer;
 #[cfg(target_os = "macos")]
+pub use command::MetalCommand;
+#[cfg(target_os = "macos")]
 pub use driver::MetalDriver;
 #[cfg(target_os = "macos")]
 pub use encoder::MetalEncoder;
 #[cfg(target_os = "macos")]
 pub use gpu::Gpu;
 #[cfg(target_os = "macos")]
-pub use in_flight::InFlight;
-#[cfg(target_os = "macos")]
 pub use kernels::{Kernels, MathMode, Source};
+
+/// A queue of Metal's.
 #[cfg(target_os = "macos")]
-pub use queue::{MetalQueue, Submitted};
+pub type MetalQueue = queue::Queue<Kernels>;

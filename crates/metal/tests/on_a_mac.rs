@@ -168,8 +168,10 @@ fn memory_that_does_not_begin_with_a_page_is_refused() {
     let (whole, inside) = (driver.address(at(0, 20_000)).unwrap(), driver.address(at(5000, 15_000)).unwrap());
     assert_eq!(inside - whole, 5000);
     assert_eq!(driver.address(at(5000, 15_001)), None);
+    assert!(gpu.room().held() >= 20_000);
     driver.unwrap(at(0, 20_000));
     assert_eq!(driver.address(at(0, 1)), None);
+    assert_eq!(gpu.room().held(), 0);
     drop(driver);
     drop(map);
 }

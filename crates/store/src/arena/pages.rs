@@ -28,7 +28,8 @@ pub(super) unsafe fn give_back(base: *mut u8, len: usize) -> io::Result<u64> {
 #[cfg(target_os = "linux")]
 unsafe fn drop_pages(start: *mut c_void, len: usize) -> io::Result<()> {
     // SAFETY: of private anonymous memory that nobody else uses this makes zeros.
-    Ok(unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxDontNeed)? })
+    unsafe { rustix::mm::madvise(start, len, rustix::mm::Advice::LinuxDontNeed)? };
+    Ok(())
 }
 
 #[cfg(not(target_os = "linux"))]
