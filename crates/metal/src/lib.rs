@@ -64,3 +64,14 @@ pub use kernels::{Kernels, MathMode, Source};
 /// A queue of Metal's.
 #[cfg(target_os = "macos")]
 pub type MetalQueue = queue::Queue<Kernels>;
+
+/// Loaders register memory while another thread submits; a submission may be finished elsewhere than it was made.
+#[cfg(target_os = "macos")]
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    const fn sent<T: Send>() {}
+    shared::<Gpu>();
+    shared::<MetalQueue>();
+    sent::<Buffer>();
+    sent::<queue::Submitted<Kernels>>();
+};
