@@ -122,41 +122,20 @@ impl Engine {
         };
         let Found { checkpoint, plan, places, .. } = found;
         let model = Model::load(&checkpoint, plan, &places, &load)?;
-        // An accelerator takes activations as they are.
-        let exact = options.exact || options.device.kind != DeviceKind::Cpu;
-        let numerics = if exact { Numerics::Exact } else { Numerics::QuantizedActivations };
+        let numerics = if exact(options) { Numerics::Exact } else { Numerics::QuantizedActivations };
         let cpu = CpuExperts::new(threads, kernels, numerics);
         let (device, compute) = Device::open(&options.device, cpu, store.arena());
-        let growth = options.cap_growth.unwrap_or(options.cap.is_none());
-        let prefetch = options.prefetch.unwrap_or(true);
-        let resolved = Resolved {
-            model: dir.to_owned(),
-            container: checkpoint.kind().to_string(),
-            ram: settled.budget.limit,
-            cap: config.cap,
-            cap_growth: on_off(growth),
-            policy: policy.name(),
-            prefetch: on_off(prefetch),
-            pool: config.pool,
-            loaders: config.loaders,
-            direct: on_off(store.io_mode().direct),
-            io: store.io_mode().carrier(),
-            checksums: on_off(config.checksums),
-            prefill_chunk: settled.prefill_chunk,
-            context: settled.context,
-            threads: settled.threads,
-            isa: kernels.isa().to_string(),
-            exact,
-            usage: usage.as_ref().map_or("off".into(), |usage| {
-                let way = if usage.writes() { "" } else { "read-only:" };
-                format!("{way}{}", usage.path().display())
-            }),
-            pin_size: pins.plan.bytes,
-            device: options.device.kind.name(),
-            residency: options.device.residency.name(),
-            slab_allocation: options.device.slabs.name(),
-        };
-        let upkeep = Upkeep::new(&settled.budget, &store, growth, prefetch && config.staging > 0);
+        let resolved = Settings {
+            options,
+            settled: &settled,
+            config: &config,
+            policy,
+            usage: usage.as_deref(),
+            pinned: pins.plan.bytes,
+        }
+        .resolved(dir, &checkpoint, &store, kernels);
+        let upkeep =
+            Upkeep::new(&settled.budget, &store, grows(options), prefetches(options) && config.staging > 0);
         warn_of_cliff(&model, &store, policy, &telemetry);
         warn_of_loss(options, &telemetry);
         Ok(Engine {
@@ -175,6 +154,69 @@ impl Engine {
             expert_top_p: AtomicU32::new(options.expert_top_p.unwrap_or(1.0).to_bits()),
         })
     }
+}
+
+/// What was asked for and what came of it.
+struct Settings<'a> {
+    options: &'a EngineOptions,
+    settled: &'a Settled,
+    config: &'a StoreConfig,
+    policy: PolicyKind,
+    usage: Option<&'a UsageRecorder>,
+    /// Bytes of pinned experts.
+    pinned: u64,
+}
+
+impl Settings<'_> {
+    fn resolved(
+        &self,
+        dir: &Path,
+        checkpoint: &Checkpoint,
+        store: &ExpertStore,
+        kernels: Kernels,
+    ) -> Resolved {
+        Resolved {
+            model: dir.to_owned(),
+            container: checkpoint.kind().to_string(),
+            ram: self.settled.budget.limit,
+            cap: self.config.cap,
+            cap_growth: on_off(grows(self.options)),
+            policy: self.policy.name(),
+            prefetch: on_off(prefetches(self.options)),
+            pool: self.config.pool,
+            loaders: self.config.loaders,
+            direct: on_off(store.io_mode().direct),
+            io: store.io_mode().carrier(),
+            checksums: on_off(self.config.checksums),
+            prefill_chunk: self.settled.prefill_chunk,
+            context: self.settled.context,
+            threads: self.settled.threads,
+            isa: kernels.isa().to_string(),
+            exact: exact(self.options),
+            usage: self.usage.map_or("off".into(), |usage| {
+                let way = if usage.writes() { "" } else { "read-only:" };
+                format!("{way}{}", usage.path().display())
+            }),
+            pin_size: self.pinned,
+            device: self.options.device.kind.name(),
+            residency: self.options.device.residency.name(),
+            slab_allocation: self.options.device.slabs.name(),
+        }
+    }
+}
+
+/// Whether activations stay as they are: an accelerator takes them so.
+fn exact(options: &EngineOptions) -> bool {
+    options.exact || options.device.kind != DeviceKind::Cpu
+}
+
+/// Whether the cache may take more memory while running; a cap is a demand.
+fn grows(options: &EngineOptions) -> bool {
+    options.cap_growth.unwrap_or(options.cap.is_none())
+}
+
+fn prefetches(options: &EngineOptions) -> bool {
+    options.prefetch.unwrap_or(true)
 }
 
 fn on_off(on: bool) -> String {
