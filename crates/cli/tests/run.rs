@@ -5,8 +5,6 @@ mod models;
 #[path = "support/program.rs"]
 mod program;
 
-use std::process::Command;
-
 use metaltail_model::text::Tokenizer;
 use models::{ask, call, count, demo, ids, ids_file, oracle, piped, seeded_ids};
 use program::tiny;
@@ -258,7 +256,7 @@ fn bytes_of_direct_reads_are_what_the_system_counted() {
     let dir = tempfile::tempdir().unwrap();
     // What the system counts for the shell includes the child that it waited for.
     let script = "\"$@\" > answer.json && cat /proc/$$/io";
-    let output = Command::new("sh")
+    let output = std::process::Command::new("sh")
         .args(["-c", script, "sh", env!("CARGO_BIN_EXE_metaltail"), "run", QUESTION, "--json"])
         .args(["--direct", "on", "--cap", "4", "--max-tokens", "12", "--model"])
         .arg(demo())

@@ -9,18 +9,11 @@ use std::path::Path;
 /// Where the system does not tell, [`std::thread::available_parallelism`].
 pub fn default_threads() -> usize {
     let fallback = || std::thread::available_parallelism().map_or(1, usize::from);
-    #[cfg(target_os = "linux")]
-    {
-        let allowed = allowed_cpus();
-        let cores = physical_cores(Path::new("/sys/devices/system/cpu"), &allowed).unwrap_or_else(fallback);
-        let quota = cgroup_quota(
-            Path::new("/sys/fs/cgroup"),
-            &std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
-        );
-        cores.min(quota.unwrap_or(usize::MAX)).max(1)
-    }
-    #[cfg(not(target_os = "linux"))]
-    fallback()
+    // Systems without these files have no mask either, and no quota.
+    let cores =
+        physical_cores(Path::new("/sys/devices/system/cpu"), &allowed_cpus()).unwrap_or_else(fallback);
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    cores.min(cgroup_quota(Path::new("/sys/fs/cgroup"), &own).unwrap_or(usize::MAX)).max(1)
 }
 
 /// Numbers of the CPUs in this thread's affinity mask; empty where it cannot be read.
@@ -34,6 +27,12 @@ fn allowed_cpus() -> Vec<usize> {
         return Vec::new();
     }
     (0..mask.len() * 64).filter(|cpu| mask[cpu / 64] >> (cpu % 64) & 1 == 1).collect()
+}
+
+/// Other systems have no such mask.
+#[cfg(not(target_os = "linux"))]
+fn allowed_cpus() -> Vec<usize> {
+    Vec::new()
 }
 
 /// Distinct (package, core) among `cpus`; `None` where the topology cannot be read.

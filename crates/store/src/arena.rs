@@ -9,9 +9,11 @@ use std::sync::{Arc, OnceLock};
 
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
-use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
+use memmap2::{MmapOptions, MmapRaw};
 
 use crate::error::StoreError;
+
+mod pages;
 
 /// Alignment of every slot and granule of direct reads, in bytes.
 pub const PAGE: u64 = 4096;
@@ -213,14 +215,13 @@ impl SlotWrite {
         self.generation
     }
 
-    /// Gives the slot's pages back to the system; it reads as zeros then. Returns the bytes.
+    /// Gives the slot's pages back to the system; they read as zeros then. Returns their bytes: less than the slot's
+    /// where the system's pages are larger than 4 KiB.
     pub(crate) fn give_back(self) -> std::io::Result<u64> {
-        let (chunk, index) = self.arena.locate(self.slot);
-        let (offset, len) = (index * chunk.slot_bytes, chunk.slot_bytes);
+        let (base, len) = self.arena.place(self.slot);
         // SAFETY: the range is one slot of a private anonymous mapping, to which `self` has exclusive
         // access; dropping its pages turns it into zeros, which is a valid value of bytes.
-        unsafe { chunk.map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len)? };
-        Ok(len as u64)
+        unsafe { pages::give_back(base, len) }
     }
 }
 
@@ -294,6 +295,7 @@ impl SlotPiece {
     }
 
     /// Length in bytes.
+    #[cfg(target_os = "linux")]
     pub(crate) fn len(&self) -> usize {
         self.len
     }

@@ -16,7 +16,9 @@ pub(crate) use choice::{Chosen, Wish, choose};
 pub use drives::DriveFigures;
 pub(crate) use drives::{Drives, MOST as MOST_DRIVES, Turn};
 pub use files::FileReader;
-pub(crate) use window::{RunFault, Traffic, Window, cut, read_run, retried};
+pub(crate) use window::{RunFault, Traffic, cut, read_run};
+#[cfg(target_os = "linux")]
+pub(crate) use window::{Window, retried};
 
 /// Positional reads from a numbered set of files. One call is one system call: it may be short or
 /// interrupted; the store continues.

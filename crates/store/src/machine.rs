@@ -1,11 +1,20 @@
 //! What memory there is: the system's, the control groups' (v1 and v2, nested), and our own share of it.
 //!
-//! All parsers are pure functions of text; only [`Machine::probe`] reads the system.
+//! All parsers are pure functions; only [`Machine`]'s calls without `self` read the system.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
+#[cfg(any(target_os = "macos", test))]
+mod darwin;
 mod pressure;
+#[cfg(not(target_os = "macos"))]
+mod proc;
+
+#[cfg(target_os = "macos")]
+use darwin as system;
+#[cfg(not(target_os = "macos"))]
+use proc as system;
 
 /// One control group with a memory limit, the process's own or an ancestor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +30,12 @@ pub struct CgroupLevel {
 /// Memory as it is now, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// `MemTotal`.
+    /// All of it (Linux: `MemTotal`).
     pub total: u64,
-    /// `MemAvailable`.
+    /// What programs may still have without anything being pushed out (Linux: `MemAvailable`).
     pub available: u64,
-    /// Anonymous memory of this process (`RssAnon`): current, not the peak, and without file pages.
+    /// Anonymous memory of this process (Linux: `RssAnon`; macOS: the footprint, in which compressed memory
+    /// counts): current, not the peak, and without file pages.
     pub own_anon: u64,
     /// Control groups with a limit, the process's own first, then its ancestors.
     pub cgroups: Vec<CgroupLevel>,
@@ -35,13 +45,10 @@ impl Machine {
     /// Reads the system's state.
     ///
     /// # Errors
-    /// When `/proc` cannot be read or does not say what memory there is.
+    /// When the system does not say what memory there is.
     pub fn probe() -> io::Result<Machine> {
         let read = |path: &Path| std::fs::read_to_string(path).ok();
-        let meminfo = std::fs::read_to_string("/proc/meminfo")?;
-        let missing = |what: &str| io::Error::other(format!("/proc/meminfo has no {what}"));
-        let total = kib_field(&meminfo, "MemTotal").ok_or_else(|| missing("MemTotal"))?;
-        let available = kib_field(&meminfo, "MemAvailable").ok_or_else(|| missing("MemAvailable"))?;
+        let (total, available) = system::memory()?;
         // Systems without control groups have neither file.
         let own = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
         let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
@@ -65,10 +72,9 @@ impl Machine {
     /// This process's anonymous memory now, for [`crate::ExpertStore::enforce`].
     ///
     /// # Errors
-    /// When `/proc/self/status` cannot be read or has no `RssAnon`.
+    /// When the system does not say.
     pub fn own_anon_now() -> io::Result<u64> {
-        let status = std::fs::read_to_string("/proc/self/status")?;
-        kib_field(&status, "RssAnon").ok_or_else(|| io::Error::other("/proc/self/status has no RssAnon"))
+        system::own_anon()
     }
 
     /// Anonymous memory of this process that the system has swapped out or compressed, in bytes; zero where
@@ -300,7 +306,7 @@ mod tests {
 
     #[test]
     fn the_probe_finds_this_machine() {
-        if !cfg!(target_os = "linux") {
+        if !cfg!(any(target_os = "linux", target_os = "macos")) {
             return;
         }
         let machine = Machine::probe().unwrap();

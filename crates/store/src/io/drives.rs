@@ -76,6 +76,7 @@ pub(crate) struct Turn {
     began: Instant,
 }
 
+#[cfg(target_os = "linux")]
 impl Turn {
     /// When it began.
     pub(crate) fn began(&self) -> Instant {

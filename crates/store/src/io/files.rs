@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -76,23 +76,27 @@ fn open_file(path: &Path, direct: bool) -> Result<Opened, StoreError> {
             _ => StoreError::Open { file, source },
         }
     };
-    let mut options = File::options();
-    options.read(true);
-    if direct {
-        options.custom_flags(direct_flag().map_err(failed)?);
-    }
-    let file = options.open(path).map_err(failed)?;
+    let file = if direct { open_direct(path) } else { File::open(path) }.map_err(failed)?;
     let len = file.metadata().map_err(failed)?.len();
     Ok(Opened { path: path.to_path_buf(), file: Some(file), len })
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn direct_flag() -> io::Result<i32> {
-    Ok(libc::O_DIRECT)
+fn open_direct(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options().read(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn direct_flag() -> io::Result<i32> {
+/// macOS reads what is in the page cache already from there, and adds nothing to it.
+#[cfg(target_os = "macos")]
+fn open_direct(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    rustix::fs::fcntl_nocache(&file, true)?;
+    Ok(file)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+fn open_direct(_: &Path) -> io::Result<File> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 

@@ -190,6 +190,7 @@ impl Work {
     }
 
     /// Whether the end of this load takes long: its checksum is to be computed.
+    #[cfg(target_os = "linux")]
     pub(super) fn needs_check(&self, landed: &Landed) -> bool {
         let id = landed.load.job.id;
         landed.fault.is_none() && self.shared.place(id).checksum.is_some() && self.shared.needs_check(id)

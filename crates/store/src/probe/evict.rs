@@ -1,12 +1,10 @@
 //! Putting runs out of the page cache, and looking whether they went.
 
 use std::fs::File;
-use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use memmap2::MmapOptions;
 use metaltail_container::Extent;
-use rustix::fs::{Advice, fadvise};
 
 use super::Target;
 use crate::arena::PAGE;
@@ -41,14 +39,24 @@ pub(super) fn evict(target: &Target, runs: &[Extent]) -> Eviction {
         let stayed = file(&mut open, &target.files, run.file).and_then(|file| {
             // Linux caches in units of up to 2 MiB and drops only those that lie within the range. The
             // advice is no order; what it did is looked at.
-            let around = rounded(*run, FOLIO);
-            let _ = fadvise(file, around.offset, NonZeroU64::new(around.len), Advice::DontNeed);
+            drop_pages(file, rounded(*run, FOLIO));
             resident(file, pages)
         });
         sum.stayed = sum.stayed.zip(stayed).map(|(a, b)| a + b);
     }
     sum
 }
+
+/// Advises the system to drop pages.
+#[cfg(target_os = "linux")]
+fn drop_pages(file: &File, pages: Extent) {
+    use rustix::fs::{Advice, fadvise};
+    let _ = fadvise(file, pages.offset, std::num::NonZeroU64::new(pages.len), Advice::DontNeed);
+}
+
+/// Other systems take no such advice: what stays is looked at there as well.
+#[cfg(not(target_os = "linux"))]
+fn drop_pages(_: &File, _: Extent) {}
 
 fn file<'f>(open: &'f mut [Option<File>], paths: &[PathBuf], number: u32) -> Option<&'f File> {
     let place = open.get_mut(number as usize)?;
@@ -65,9 +73,12 @@ fn rounded(run: Extent, granule: u64) -> Extent {
     Extent { file: run.file, offset, len: len.checked_next_multiple_of(granule).unwrap_or(len) }
 }
 
-/// Bytes of `pages` that lie in the page cache; `None` where the system does not tell. `pages` begin at
-/// a whole page.
+/// Bytes of the system's pages in which `pages` lie that are in the page cache; `None` where the system does not
+/// tell.
 pub(crate) fn resident(file: &File, pages: Extent) -> Option<u64> {
+    let page = rustix::param::page_size();
+    // The system's pages may be larger than ours.
+    let pages = rounded(pages, page as u64);
     // Nothing beyond the end of the file is cached.
     let len = file.metadata().ok()?.len().saturating_sub(pages.offset).min(pages.len);
     if len == 0 {
@@ -77,10 +88,10 @@ pub(crate) fn resident(file: &File, pages: Extent) -> Option<u64> {
     // SAFETY: the map is only asked which of its pages are in memory; no byte of it is looked at, so it
     // does not matter who changes the file.
     let map = unsafe { MmapOptions::new().offset(pages.offset).len(len).map(file) }.ok()?;
-    let page = rustix::param::page_size();
-    let mut states = vec![0; len.div_ceil(page)];
+    let mut states = vec![0u8; len.div_ceil(page)];
     // SAFETY: `states` has a byte for each page of the map.
-    let code = unsafe { libc::mincore(map.as_ptr().cast_mut().cast(), map.len(), states.as_mut_ptr()) };
+    let code =
+        unsafe { libc::mincore(map.as_ptr().cast_mut().cast(), map.len(), states.as_mut_ptr().cast()) };
     (code == 0).then(|| states.iter().filter(|&&state| state & 1 == 1).count() as u64 * page as u64)
 }
 
