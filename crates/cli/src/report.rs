@@ -109,6 +109,7 @@ impl Report<'_> {
                 "cap": self.engine.resolved().cap,
                 "slots": self.engine.store().cached_slots(),
                 "grown_bytes": figures.grown_bytes,
+                "given_back_bytes": figures.given_back_bytes,
                 "evictions": figures.evictions,
                 "verified": figures.verified,
                 "decode": {
@@ -310,11 +311,15 @@ impl Report<'_> {
         let budget = self.engine.budget();
         let terms: Vec<String> =
             budget.terms.iter().map(|term| format!("{} {}", term.name, bytes(term.bytes))).collect();
+        let given_back = match self.figures.given_back_bytes {
+            0 => String::new(),
+            given => format!("; {} of experts given back, memory was short", bytes(given)),
+        };
         push(
             out,
             "memory",
             &format!(
-                "budget {} ({}): {}; peak {} anonymous",
+                "budget {} ({}): {}; peak {} anonymous{given_back}",
                 bytes(budget.limit),
                 budget.source,
                 terms.join(" + "),

@@ -9,7 +9,7 @@ mod program;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use models::{count, ids, ids_file, seeded_ids, without_stops};
@@ -58,14 +58,16 @@ impl Group {
 
     /// Runs the program in the group.
     fn run(&self, dir: &Path, line: &str) -> Output {
-        let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.dir.display());
-        Command::new("sh")
-            .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_metaltail")])
-            .args(line.split_whitespace())
-            .env_clear()
-            .current_dir(dir)
-            .output()
-            .unwrap()
+        let mut command = self.command("exec \"$@\"");
+        command.arg(env!("CARGO_BIN_EXE_metaltail")).args(line.split_whitespace());
+        command.env_clear().current_dir(dir).output().unwrap()
+    }
+
+    /// A shell in the group.
+    fn command(&self, script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("echo $$ > {}/cgroup.procs && {script}", self.dir.display()), "sh"]);
+        command
     }
 
     /// The most memory that the group ever had, where the system tells.
@@ -144,6 +146,33 @@ fn a_model_larger_than_its_control_group_runs_within_it() {
         let error: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(error["error"]["kind"], "budget");
         assert!(error["error"]["message"].as_str().unwrap().contains(part), "{error}");
+    }
+}
+
+/// Others in the group take half of it while a prompt is computed and answered: nobody is killed, and the ids
+/// stay.
+#[test]
+fn neighbours_in_the_group_may_take_memory_while_it_runs() {
+    let Some(group) = Group::new(LIMIT) else { return };
+    let dir = fat();
+    let line =
+        "run --json --model model --ids ids.json --temperature 1 --seed 3 --max-tokens 300 --context 1024";
+    // An explicit budget is the user's word, as long as there is so much.
+    for more in ["", "--ram 600M"] {
+        // tail keeps all that it is given: 100 MB a second, 350 MB in all, for as long as its input lasts.
+        let hog = "(for i in $(seq 35); do head -c 10000000 /dev/zero; sleep 0.1; done; cat) | tail -c 400000000 | wc -c";
+        let mut hog = group.command(hog);
+        let mut hog = hog.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = group.run(dir.path(), &format!("{line} {more}"));
+        drop(hog.stdin.take());
+        let held = hog.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&held.stdout).trim(), "350000000", "the neighbour was killed");
+        assert_eq!(output.status.code(), Some(0), "{more}: {output:?}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let notices = answer["stats"]["notices"].to_string();
+        assert!(notices.contains("memory is short"), "{notices}");
+        let alone = program::run(dir.path(), &format!("{line} --cap 8")).expect(0).json();
+        assert_eq!(answer["ids"], alone["ids"]);
     }
 }
 

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use metaltail_container::Checkpoint;
 use metaltail_kernels::ExpertCompute;
-use metaltail_model::{CancelFlag, Experts, Foresight, KvCache, Model, Plan, Row};
+use metaltail_model::{
+    CancelFlag, Experts, Foresight, KvCache, Model, ModelEvent, ModelObserver, Plan, Row, Selected,
+};
 use metaltail_store::usage::UsageRecorder;
 use metaltail_store::{Budget, ExpertStore, Machine};
 
@@ -154,7 +156,7 @@ impl Engine {
         };
         let top_p = self.expert_top_p();
         let mut experts = Experts { store: &self.store, compute: compute.as_mut(), foresight, top_p };
-        let hidden = self.model.forward(rows, caches, &mut experts, &*self.telemetry, cancel)?;
+        let hidden = self.model.forward(rows, caches, &mut experts, &Watch(self), cancel)?;
         drop(compute);
         let took = start.elapsed();
         if rows.len() == 1 {
@@ -162,15 +164,19 @@ impl Engine {
             self.upkeep().record(took, felt);
         }
         self.check_device()?;
-        let anonymous = Machine::own_anon_now().ok();
+        let anonymous = self.keep_budget();
         self.telemetry.step(rows.len(), took, anonymous);
-        if let Some(anonymous) = anonymous {
-            self.upkeep().keep_budget(&self.store, &self.device, &self.telemetry, anonymous);
-        }
         if self.usage.as_ref().is_some_and(|usage| usage.due()) {
             self.save_usage_by(false);
         }
         Ok(hidden)
+    }
+
+    /// Keeps memory within the budget; the process's anonymous memory before, where the system tells.
+    fn keep_budget(&self) -> Option<u64> {
+        let anonymous = Machine::own_anon_now().ok()?;
+        self.upkeep().keep_budget(&self.store, &self.device, &self.telemetry, anonymous);
+        Some(anonymous)
     }
 
     /// An accelerator that was asked for and computes nothing is an error, not a line in a report.
@@ -203,5 +209,22 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.save_usage();
+    }
+}
+
+/// Hears of a step under way and looks after memory between layers: a long prompt's step takes seconds, in which
+/// others may need what the cache has.
+struct Watch<'a>(&'a Engine);
+
+impl ModelObserver for Watch<'_> {
+    fn on_model(&self, event: &ModelEvent) {
+        self.0.telemetry.on_model(event);
+        if matches!(event, ModelEvent::SparseLayer { .. }) && self.0.upkeep().due() {
+            self.0.keep_budget();
+        }
+    }
+
+    fn on_selected(&self, selected: &Selected<'_>) {
+        self.0.telemetry.on_selected(selected);
     }
 }

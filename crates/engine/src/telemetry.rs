@@ -233,10 +233,20 @@ impl Observer for Telemetry {
         self.tell(&Event::Store(event));
         match event {
             StoreEvent::Notice(text) => self.notice(text),
-            StoreEvent::Shrunk { bytes, min_cap, max_cap, .. } => self.notice(&format!(
-                "memory passed the budget: {} MiB of cached experts given back, cap is now {min_cap}–{max_cap}",
-                bytes >> 20
-            )),
+            StoreEvent::Shrunk { bytes, min_cap, max_cap, .. } => {
+                let first = self.with(|state| {
+                    state.figures.given_back_bytes += bytes;
+                    state.figures.shrinks += 1;
+                    state.figures.shrinks == 1
+                });
+                // Once: it may go on for as long as others take memory.
+                if first {
+                    self.notice(&format!(
+                        "memory is short: the cache gives back what it must, at first {} MiB; a layer keeps {min_cap}–{max_cap} experts now",
+                        bytes >> 20
+                    ));
+                }
+            }
             StoreEvent::Grown { bytes, .. } => self.with(|state| state.figures.grown_bytes += bytes),
             _ => {}
         }

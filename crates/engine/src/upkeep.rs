@@ -38,6 +38,11 @@ impl Upkeep {
         self.prefetch.record(took, felt);
     }
 
+    /// Whether it is time to look at the machine again.
+    pub(crate) fn due(&self) -> bool {
+        self.governor.wants_probe(self.began.elapsed())
+    }
+
     /// Gives memory back where there is too little, takes more where there is room. `anonymous` is the
     /// process's anonymous memory now, in bytes.
     pub(crate) fn keep_budget(
@@ -58,14 +63,22 @@ impl Upkeep {
             swapped: Machine::own_swapped_now(),
         });
         let charged = self.others.saturating_add(store.capacity_bytes());
+        // What a device holds resident cannot be given back.
+        let release = |bytes: u64| {
+            if let Err(error) = device.give_up(bytes) {
+                telemetry.notice(&error.to_string());
+            }
+        };
         match self.governor.judge(now, anonymous, charged, probe) {
             Order::Stay => {}
             Order::GiveBack { limit } => {
-                // What a device holds resident cannot be given back.
-                if let Err(error) = device.give_up(anonymous.saturating_sub(limit)) {
-                    telemetry.notice(&error.to_string());
-                }
+                release(anonymous.saturating_sub(limit));
                 store.enforce(limit, anonymous);
+            }
+            Order::Restrict { limit } => {
+                release(charged.saturating_sub(limit));
+                let given = store.restrict(charged.saturating_sub(limit));
+                store.enforce(limit, anonymous.saturating_sub(given));
             }
             Order::Take { bytes } => match store.grow(bytes) {
                 Ok(0) => self.governor.took_nothing(now),

@@ -1,15 +1,18 @@
 //! Keeps the cache as large as memory allows while the process runs: a pure function of readings.
 //!
 //! The limit follows the machine: it falls at once when others need memory and rises when there has been more
-//! for a while. An explicit limit stands still. Over the limit, the cache gives back; with room below it and
-//! no trouble lately, it takes a chunk.
+//! for a while, an explicit one up to what was said. What the cache *may* take is kept within it, not only what
+//! it has: others may need the difference before the next look. With room below the limit and no trouble lately
+//! the cache takes a chunk.
 
 use std::time::Duration;
 
 use crate::budget::{Budget, LimitSource, usual_limit};
 
-/// How often the machine is looked at.
-const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// How often the machine is looked at: others that take 100 MiB a second have a tenth of a small group by then.
+const PROBE_EVERY: Duration = Duration::from_millis(250);
+/// How often pressure makes the cache give back: its measure is a mean of ten seconds.
+const PRESSED_EVERY: Duration = Duration::from_secs(1);
 /// More room counts after it has been there so long.
 const RISE_AFTER: Duration = Duration::from_secs(10);
 /// Nothing grows for so long after memory was short.
@@ -21,7 +24,7 @@ const PRESSURE: f64 = 10.0;
 /// Given back at a time while there is pressure.
 const STEP: u64 = 256 << 20;
 /// Swapped out between two looks, it is more than chance.
-const SWAPPED: u64 = 64 << 20;
+const SWAPPED: u64 = 16 << 20;
 
 /// What the machine says.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,6 +47,12 @@ pub enum Order {
         /// Anonymous memory in bytes.
         limit: u64,
     },
+    /// Keep all that is charged within this limit: lower what the cache may take, and give back what it has of
+    /// that; see [`crate::ExpertStore::restrict`].
+    Restrict {
+        /// Charged memory in bytes.
+        limit: u64,
+    },
     /// Take as much more as fits into these bytes; see [`crate::ExpertStore::grow`].
     Take {
         /// Bytes.
@@ -55,9 +64,12 @@ pub enum Order {
 #[derive(Clone, Debug)]
 pub struct Governor {
     limit: u64,
-    explicit: bool,
+    /// An explicit limit: more is never taken.
+    ceiling: Option<u64>,
     growth: bool,
     probed: Option<Duration>,
+    /// When pressure last made the cache give back.
+    pressed: Option<Duration>,
     /// Since when there has been more room, and how much at least.
     risen: Option<(Duration, u64)>,
     /// No growth before.
@@ -69,9 +81,9 @@ pub struct Governor {
 impl Governor {
     /// A governor of a process with this budget. Without `growth` it only gives back.
     pub fn new(budget: &Budget, growth: bool) -> Governor {
-        let explicit = budget.source == LimitSource::Explicit;
+        let ceiling = (budget.source == LimitSource::Explicit).then_some(budget.limit);
         let (limit, calm_at) = (budget.limit, Duration::ZERO);
-        Governor { limit, explicit, growth, probed: None, risen: None, calm_at, swapped: 0 }
+        Governor { limit, ceiling, growth, probed: None, pressed: None, risen: None, calm_at, swapped: 0 }
     }
 
     /// The limit now.
@@ -95,10 +107,16 @@ impl Governor {
                 return Order::GiveBack { limit: self.limit.min(anon.saturating_sub(swapped)) };
             }
             let short = probe.headroom < anon.saturating_add(probe.headroom - usual_limit(probe.headroom));
-            if short && probe.pressure.is_some_and(|percent| percent >= PRESSURE) {
+            let rested = self.pressed.is_none_or(|last| now.saturating_sub(last) >= PRESSED_EVERY);
+            if short && rested && probe.pressure.is_some_and(|percent| percent >= PRESSURE) {
+                self.pressed = Some(now);
                 self.calm_at = now + CALM;
                 return Order::GiveBack { limit: self.limit.min(anon.saturating_sub(STEP)) };
             }
+        }
+        if charged > self.limit {
+            self.calm_at = now + CALM;
+            return Order::Restrict { limit: self.limit };
         }
         if anon > self.limit {
             self.calm_at = now + CALM;
@@ -117,10 +135,12 @@ impl Governor {
     }
 
     fn follow(&mut self, now: Duration, headroom: u64) {
-        if self.explicit {
-            return;
-        }
-        let fresh = usual_limit(headroom);
+        let fresh = match self.ceiling {
+            // What was demanded stands as long as there is so much.
+            Some(ceiling) if headroom >= ceiling => ceiling,
+            Some(ceiling) => usual_limit(headroom).min(ceiling),
+            None => usual_limit(headroom),
+        };
         let slack = self.limit / SLACK;
         if fresh < self.limit.saturating_sub(slack) {
             self.limit = fresh;
@@ -163,7 +183,7 @@ mod tests {
     fn the_limit_falls_at_once_and_rises_after_a_while() {
         let mut g = governor(8 * GIB, LimitSource::Memory, true);
         assert_eq!(g.judge(at(0), 7 * GIB, 8 * GIB, leaves(8)), Order::Stay);
-        assert_eq!(g.judge(at(1), 7 * GIB, 8 * GIB, leaves(6)), Order::GiveBack { limit: 6 * GIB });
+        assert_eq!(g.judge(at(1), 7 * GIB, 8 * GIB, leaves(6)), Order::Restrict { limit: 6 * GIB });
         assert_eq!(g.judge(at(2), 6 * GIB, 6 * GIB, leaves(8)), Order::Stay);
         assert_eq!(g.judge(at(9), 6 * GIB, 6 * GIB, leaves(7)), Order::Stay);
         // Ten seconds later the least of what was seen counts; growth waits for thirty seconds of calm.
@@ -173,13 +193,29 @@ mod tests {
     }
 
     #[test]
-    fn an_explicit_limit_stands_still() {
+    fn an_explicit_limit_stands_while_there_is_so_much_and_comes_back() {
         let mut g = governor(4 * GIB, LimitSource::Explicit, true);
         for second in 0..60 {
             assert_eq!(g.judge(at(second), 3 * GIB, 4 * GIB, leaves(64)), Order::Stay);
         }
-        assert_eq!(g.judge(at(60), 3 * GIB, 4 * GIB, leaves(2)), Order::Stay);
-        assert_eq!(g.judge(at(61), 5 * GIB, 4 * GIB, leaves(2)), Order::GiveBack { limit: 4 * GIB });
+        // Without a reserve: that is the user's to say.
+        let tight = Some(Probe { headroom: 4 * GIB, pressure: None, swapped: 0 });
+        assert_eq!(g.judge(at(60), 3 * GIB, 4 * GIB, tight), Order::Stay);
+        assert_eq!(g.judge(at(61), 5 * GIB, 4 * GIB, tight), Order::GiveBack { limit: 4 * GIB });
+        // Others in its group take memory: less is better than being killed.
+        let limit = usual_limit(3 * GIB);
+        let others = Some(Probe { headroom: 3 * GIB, ..tight.unwrap() });
+        assert_eq!(g.judge(at(62), 3 * GIB, 4 * GIB, others), Order::Restrict { limit });
+        assert_eq!(g.judge(at(63), 2 * GIB, 2 * GIB, leaves(64)), Order::Stay);
+        assert_eq!(g.judge(at(93), 2 * GIB, 2 * GIB, leaves(64)), Order::Take { bytes: 2 * GIB });
+    }
+
+    #[test]
+    fn what_may_be_taken_counts_before_it_is() {
+        let mut g = governor(8 * GIB, LimitSource::Memory, false);
+        // Nothing was loaded yet, and the next loads would take what others have now.
+        assert_eq!(g.judge(at(0), GIB, 8 * GIB, leaves(5)), Order::Restrict { limit: 5 * GIB });
+        assert_eq!(g.judge(at(1), GIB, 5 * GIB, leaves(5)), Order::Stay);
     }
 
     #[test]
@@ -206,8 +242,8 @@ mod tests {
         let mut g = governor(8 * GIB, LimitSource::Explicit, true);
         let swapped = |mib: u64| leaves(8).map(|probe| Probe { swapped: mib << 20, ..probe });
         // A little of it goes in any long run; what is gone for good is no reason to give more.
-        assert_eq!(g.judge(at(0), 7 * GIB, 8 * GIB, swapped(20)), Order::Stay);
-        let limit = 6 * GIB - (480 << 20);
+        assert_eq!(g.judge(at(0), 7 * GIB, 8 * GIB, swapped(10)), Order::Stay);
+        let limit = 6 * GIB - (490 << 20);
         assert_eq!(g.judge(at(1), 6 * GIB, 7 * GIB, swapped(500)), Order::GiveBack { limit });
         assert_eq!(g.judge(at(2), 5 * GIB, 6 * GIB, swapped(500)), Order::Stay);
         assert_eq!(g.judge(at(31), 5 * GIB, 6 * GIB, swapped(500)), Order::Take { bytes: 2 * GIB });

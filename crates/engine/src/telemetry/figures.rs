@@ -115,6 +115,10 @@ pub struct Figures {
     pub evictions: u64,
     /// Bytes by which the cache grew while running.
     pub grown_bytes: u64,
+    /// Bytes that the cache gave back because memory was short.
+    pub given_back_bytes: u64,
+    /// How often what the cache may take was lowered for that.
+    pub shrinks: u64,
     /// Checksums verified.
     pub verified: u64,
     /// Largest anonymous memory seen at a step's end, in bytes.

@@ -8,7 +8,7 @@ use crate::error::StoreError;
 use crate::event::StoreEvent;
 
 impl ExpertStore {
-    /// To be called at safe points (between steps, no leases out): when `measured_anon`, the process's
+    /// To be called where no leases are out (what is leased stays): when `measured_anon`, the process's
     /// *current* anonymous memory in bytes ([`crate::Machine::own_anon_now`]; no peak, no file pages), exceeds
     /// `limit_anon`, evicts in place, gives pages back to the system and lowers caps, so that the memory
     /// does not grow back. Returns the bytes given back.
@@ -19,6 +19,23 @@ impl ExpertStore {
         }
         let mut events = Vec::new();
         let taken = self.shared.lock().table.shrink(over, &mut events);
+        self.give_back(taken, over, events)
+    }
+
+    /// Lets the cache take `bytes` less than it may, before it does: caps are lowered, pins go last, and the
+    /// pages of what is kept no longer are given back. Returns the bytes given back.
+    pub fn restrict(&self, bytes: u64) -> u64 {
+        if bytes == 0 {
+            return 0;
+        }
+        let mut events = Vec::new();
+        let taken = self.shared.lock().table.restrict(bytes, &mut events);
+        self.give_back(taken, 0, events)
+    }
+
+    /// Gives the pages of slots back that were taken out of the table; of `over` bytes that should be freed,
+    /// what is left is told.
+    fn give_back(&self, taken: Vec<u32>, over: u64, mut events: Vec<StoreEvent>) -> u64 {
         let mut bytes = 0;
         let mut done = Vec::with_capacity(taken.len());
         for slot in taken {

@@ -49,6 +49,32 @@ impl Table {
         taken
     }
 
+    /// Lowers caps, the highest first, until at least `over` bytes fewer may be kept if it can; then gives up
+    /// pins. Returns slots taken out of the table, whose pages exist; see [`Table::given_back`].
+    pub(crate) fn restrict(&mut self, over: u64, out: &mut Vec<StoreEvent>) -> Vec<u32> {
+        let mut lowered = 0u64;
+        while lowered < over {
+            let highest = (0..self.scopes.len()).max_by_key(|&s| self.scopes[s].cap);
+            match highest.filter(|&s| self.scopes[s].cap > 0) {
+                Some(scope) => {
+                    self.scopes[scope].cap -= 1;
+                    lowered += self.classes[self.scopes[scope].class].bytes;
+                    self.trim(scope, EvictReason::Memory, out);
+                }
+                None => {
+                    let before = self.capacity_bytes();
+                    if !self.unpin(out) {
+                        break;
+                    }
+                    lowered += before - self.capacity_bytes();
+                }
+            }
+        }
+        let mut taken = Vec::new();
+        self.harvest(u64::MAX, self.in_flight_limit + self.staging_limit, &mut taken);
+        taken
+    }
+
     /// Frees staged slots that nobody asked for.
     fn clear_stage(&mut self, out: &mut Vec<StoreEvent>) {
         for class in 0..self.classes.len() {

@@ -87,7 +87,15 @@ impl Walk {
                 }
             }
             11 => {
-                for slot in t.shrink(u64::from(pick) * 512, &mut self.out) {
+                let bytes = u64::from(pick / 2) * 1024;
+                let before = t.capacity_bytes();
+                let taken = match pick % 2 {
+                    0 => t.shrink(bytes, &mut self.out),
+                    _ => t.restrict(bytes, &mut self.out),
+                };
+                let all = t.cached_slots() == 0 && t.pinned.is_empty();
+                assert!(pick.is_multiple_of(2) || all || before - t.capacity_bytes() >= bytes);
+                for slot in taken {
                     assert!(!self.holds.contains(&slot), "a held slot was taken");
                     t.given_back(slot, pick.is_multiple_of(2));
                 }
