@@ -35,6 +35,21 @@ pub struct SimTimes {
     pub rewire: Duration,
     /// Slowing down of everything else meanwhile.
     pub coupled: Duration,
+    /// Making allocations known.
+    pub register: Duration,
+}
+
+/// What was counted, for prices that are not known yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimCounts {
+    /// Allocations made known.
+    pub registered: u64,
+    /// Commits.
+    pub commits: u64,
+    /// Members of the sets committed, over all commits.
+    pub members: u64,
+    /// Bytes wired because memory declared before had been removed.
+    pub rewired: u64,
 }
 
 /// A device that computes nothing itself: it knows what memory may be touched when, refuses what a real one
@@ -48,7 +63,10 @@ pub struct SimDriver {
     encoding: Encoding,
     /// Being overwritten by a loader.
     writing: Vec<Span>,
+    /// Something that the last submission declared was forgotten since.
+    dropped: bool,
     times: SimTimes,
+    counts: SimCounts,
     experts: u64,
 }
 
@@ -76,7 +94,9 @@ impl SimDriver {
             sets: Vec::new(),
             encoding: Encoding::default(),
             writing: Vec::new(),
+            dropped: false,
             times: SimTimes::default(),
+            counts: SimCounts::default(),
             experts: 0,
         }
     }
@@ -89,6 +109,11 @@ impl SimDriver {
     /// Virtual time so far.
     pub fn times(&self) -> SimTimes {
         self.times
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> SimCounts {
+        self.counts
     }
 
     /// Experts computed so far.
@@ -201,7 +226,10 @@ impl ResidencyDriver for SimDriver {
     }
 
     fn wrap(&mut self, span: Span) -> Result<(), DriverError> {
-        self.clock += time(self.profile.register);
+        let cost = time(self.profile.register);
+        self.times.register += cost;
+        self.clock += cost;
+        self.counts.registered += 1;
         match self.wrapped.insert(span.base, span.len) {
             None => Ok(()),
             Some(_) => refuse("wrap memory", format!("{span} is known already")),
@@ -210,6 +238,7 @@ impl ResidencyDriver for SimDriver {
 
     fn unwrap(&mut self, span: Span) {
         self.wrapped.remove(&span.base);
+        self.dropped |= self.encoding.declared.contains_key(&span.base);
     }
 
     fn create_set(&mut self) -> Result<SetId, DriverError> {
@@ -243,15 +272,16 @@ impl ResidencyDriver for SimDriver {
     }
 
     fn commit(&mut self, set: SetId) -> Result<(), DriverError> {
-        let (base, each) = (self.profile.commit, self.profile.commit_member);
         let set = self.set("commit a set", set)?;
         let added = std::mem::take(&mut set.added);
         set.committed.extend(added);
         for base in std::mem::take(&mut set.removed) {
             set.committed.remove(&base);
         }
-        let cost = time(base + each * set.committed.len() as f64);
-        self.clock += cost;
+        let members = set.committed.len();
+        self.clock += time(self.profile.commit_seconds(members));
+        self.counts.commits += 1;
+        self.counts.members += members as u64;
         Ok(())
     }
 
@@ -273,9 +303,16 @@ impl ResidencyDriver for SimDriver {
 
     fn declare(&mut self, spans: &[Span]) -> Result<(), DriverError> {
         self.encoding.declared = spans.iter().map(|span| (span.base, span.len)).collect();
-        let bytes: f64 = spans.iter().map(|span| span.len as f64).sum();
-        let over = bytes - self.profile.rewire_share * self.profile.working_set as f64;
-        let rewire = time(self.profile.rewire * over);
+        let bytes: usize = spans.iter().map(|span| span.len).sum();
+        // What was wired for the list of before is not wired for another one.
+        let wired = match std::mem::take(&mut self.dropped) {
+            true => {
+                self.counts.rewired += bytes as u64;
+                bytes as f64
+            }
+            false => bytes as f64 - self.profile.unwired(),
+        };
+        let rewire = time(self.profile.rewire * wired);
         let cost = time(self.profile.declare * spans.len() as f64) + rewire;
         let coupled = rewire.mul_f64(self.profile.coupling);
         self.times.stall += cost;

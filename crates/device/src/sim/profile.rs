@@ -1,8 +1,14 @@
 //! A machine in numbers.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use super::workload::{Streaming, Workload};
+
+/// The most memory that a profile may have: addresses stay far below the end of the address space.
+const MOST_MEMORY: u64 = 1 << 50;
 
 /// Physical parameters of a machine, as a data file. Times are in seconds, rates in bytes a second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,20 +34,28 @@ pub struct Profile {
     pub declare: f64,
     /// Share of the working set above which declaring for a submission makes the driver wire memory anew.
     pub rewire_share: f64,
-    /// Cost of that, a submission and byte above the share.
+    /// Cost of wiring a byte: a submission that declares more than the share wires what is above it, and one
+    /// that comes after the removal of memory declared before wires all that it declares.
     pub rewire: f64,
     /// While the driver wires memory, everything else takes so much longer: seconds for each second of it.
     pub coupling: f64,
-    /// Cost of making an allocation known to the device.
+    /// Cost of making an allocation known to the device while it runs.
     pub register: f64,
     /// Cost of a commit.
     pub commit: f64,
-    /// Cost of a commit for each member of its set.
+    /// Cost of a commit for each member that its set then has.
     pub commit_member: f64,
     /// Bytes of weights that kernels read a second.
     pub kernel_rate: f64,
     /// Time after which a set that nothing used is no longer resident, in seconds; zero for never.
     pub unwire_after: f64,
+    /// The drive, the page cache and the processor, for replays of whole runs.
+    pub streaming: Streaming,
+    /// How much longer everything takes on a machine of this class, by the machine's name; one where it is
+    /// not named.
+    pub sessions: BTreeMap<String, f64>,
+    /// What replays run.
+    pub workload: Workload,
 }
 
 /// A profile that cannot be used.
@@ -83,7 +97,30 @@ impl Profile {
                 profile.kernel_rate
             )));
         }
-        Ok(profile)
+        let sessions = profile.sessions.iter();
+        let wrong = sessions.into_iter().find(|(_, factor)| !(factor.is_finite() && **factor > 0.0));
+        let flaw = profile.streaming.flaw().or_else(|| profile.workload.flaw());
+        let flaw = flaw.or_else(|| wrong.map(|(name, factor)| format!("sessions.{name} is {factor}")));
+        let flaw = flaw.or_else(|| {
+            (profile.memory > MOST_MEMORY)
+                .then(|| format!("memory is {}, wanted at most {MOST_MEMORY}", profile.memory))
+        });
+        flaw.map_or(Ok(profile), |flaw| Err(ProfileError(flaw)))
+    }
+
+    /// Bytes that a submission may declare before the driver wires memory anew.
+    pub(super) fn unwired(&self) -> f64 {
+        self.rewire_share * self.working_set as f64
+    }
+
+    /// Seconds of a commit of a set that then has so many members.
+    pub(super) fn commit_seconds(&self, members: usize) -> f64 {
+        self.commit + self.commit_member * members as f64
+    }
+
+    /// How much longer everything takes on the machine of this name.
+    pub fn session(&self, machine: &str) -> f64 {
+        self.sessions.get(machine).copied().unwrap_or(1.0)
     }
 }
 
@@ -111,7 +148,17 @@ mod tests {
             assert!(text.contains(from), "{from}");
             assert!(Profile::parse(&text.replace(from, to)).is_err(), "{from} → {to}");
         }
-        let dead = Profile { kernel_rate: 0.0, ..profile };
-        assert!(Profile::parse(&serde_json::to_string(&dead).unwrap()).is_err());
+        let refused = |change: &dyn Fn(&mut Profile)| {
+            let mut changed = profile.clone();
+            change(&mut changed);
+            Profile::parse(&serde_json::to_string(&changed).unwrap()).unwrap_err().to_string()
+        };
+        assert!(refused(&|p| p.kernel_rate = 0.0).contains("kernel_rate"));
+        assert!(refused(&|p| p.streaming.drive_rate = 0.0).contains("drive_rate"));
+        assert!(refused(&|p| p.workload.experts = 1 << 30).contains("experts"));
+        assert!(refused(&|p| p.workload.top_k = p.workload.experts + 1).contains("top_k"));
+        assert!(refused(&|p| p.workload.hit_slots = 0.0).contains("hit_slots"));
+        assert!(refused(&|p| p.memory = u64::MAX).contains("memory"));
+        assert!(refused(&|p| p.sessions.insert("A".into(), 0.0).map_or((), drop)).contains("sessions.A"));
     }
 }
