@@ -126,7 +126,7 @@ impl Engine {
         let exact = options.exact || options.device.kind != DeviceKind::Cpu;
         let numerics = if exact { Numerics::Exact } else { Numerics::QuantizedActivations };
         let cpu = CpuExperts::new(threads, kernels, numerics);
-        let (device, compute) = Device::open(&options.device, cpu, store.arena());
+        let (device, compute) = Device::open(&options.device, cpu, store.arena())?;
         let growth = options.cap_growth.unwrap_or(options.cap.is_none());
         let prefetch = options.prefetch.unwrap_or(true);
         let resolved = Resolved {

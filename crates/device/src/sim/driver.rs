@@ -15,6 +15,16 @@ struct SimSet {
     used: Duration,
 }
 
+impl SimSet {
+    /// What it costs to wire it now: nothing, unless it was released, or nobody used it for long.
+    fn rewiring(&self, profile: &Profile, now: Duration) -> Duration {
+        let unwire_after = time(profile.unwire_after);
+        let idle = unwire_after > Duration::ZERO && now.saturating_sub(self.used) > unwire_after;
+        let bytes: usize = self.committed.values().sum();
+        if idle || !self.resident { time(profile.rewire * bytes as f64) } else { Duration::ZERO }
+    }
+}
+
 /// What a submission has done so far.
 #[derive(Clone, Debug, Default)]
 struct Encoding {
@@ -84,6 +94,10 @@ fn refuse<T>(call: &'static str, reason: impl Into<String>) -> Result<T, DriverE
     Err(DriverError { call, reason: reason.into() })
 }
 
+fn unknown(call: &'static str, set: SetId) -> DriverError {
+    DriverError { call, reason: format!("there is no set {}", set.0) }
+}
+
 impl SimDriver {
     /// A device of a machine, with nothing known to it.
     pub fn new(profile: Profile) -> SimDriver {
@@ -135,16 +149,12 @@ impl SimDriver {
     pub fn begin_submission(&mut self) {
         self.encoding.written.clear();
         let now = self.clock;
-        let idle = time(self.profile.unwire_after);
         for set in self.sets.iter_mut().filter(|set| set.resident) {
             // The system wires an idle set again with the submission that needs it.
-            if idle > Duration::ZERO && now.saturating_sub(set.used) > idle {
-                let bytes: usize = set.committed.values().sum();
-                let cost = time(self.profile.rewire * bytes as f64);
-                self.times.rewire += cost;
-                self.times.stall += cost;
-                self.clock += cost;
-            }
+            let cost = set.rewiring(&self.profile, now);
+            self.times.rewire += cost;
+            self.times.stall += cost;
+            self.clock += cost;
             set.used = now;
         }
         let cost = time(self.profile.submit);
@@ -206,8 +216,7 @@ impl SimDriver {
     }
 
     fn set(&mut self, call: &'static str, set: SetId) -> Result<&mut SimSet, DriverError> {
-        let found = self.sets.get_mut(set.0 as usize);
-        found.ok_or_else(|| DriverError { call, reason: format!("there is no set {}", set.0) })
+        self.sets.get_mut(set.0 as usize).ok_or_else(|| unknown(call, set))
     }
 }
 
@@ -223,6 +232,10 @@ impl ResidencyDriver for SimDriver {
 
     fn now(&self) -> Duration {
         self.clock
+    }
+
+    fn idle(&mut self, by: Duration) {
+        self.pass(by);
     }
 
     fn wrap(&mut self, span: Span) -> Result<(), DriverError> {
@@ -286,13 +299,11 @@ impl ResidencyDriver for SimDriver {
     }
 
     fn request(&mut self, set: SetId) -> Result<(), DriverError> {
-        let (now, rewire) = (self.clock, self.profile.rewire);
-        let set = self.set("request a set", set)?;
-        let bytes: usize = set.committed.values().sum();
-        let cost = if set.resident { Duration::ZERO } else { time(rewire * bytes as f64) };
+        let known = self.sets.get_mut(set.0 as usize);
+        let set = known.ok_or_else(|| unknown("request a set", set))?;
+        self.clock += set.rewiring(&self.profile, self.clock);
         set.resident = true;
-        set.used = now;
-        self.clock += cost;
+        set.used = self.clock;
         Ok(())
     }
 
