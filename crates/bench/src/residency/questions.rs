@@ -7,7 +7,7 @@ use metaltail_device::sim::replay::{Detail, Outcome, Pauses, Pressure, Run, repl
 use metaltail_device::sim::{Profile, SlabAllocation};
 use serde::Serialize;
 
-/// Memory budget of the runs, in bytes: the one that collapsed.
+/// Memory budget of the runs, in bytes: the one that collapsed. Machines that keep less resident have less.
 const RAM: u64 = 90_000_000_000;
 /// Slots a layer of a cache that is small against it.
 const SMALL: usize = 16;
@@ -27,7 +27,7 @@ pub struct Arm {
     pub name: String,
     /// Tokens a second, pauses left out.
     pub tokens_per_second: f64,
-    /// Stall in all.
+    /// Stall in all, that of the first token after a pause included.
     pub stall_seconds: f64,
     /// Commits of additions, and asking for sets that were given up.
     pub flush_seconds: f64,
@@ -57,7 +57,8 @@ pub struct Question {
 /// # Errors
 /// A machine that takes less memory than the runs have.
 pub fn questions(profile: &Profile) -> Result<Vec<Question>, ResidencyError> {
-    let large = (profile.workload.room(RAM) / profile.workload.layers).max(1);
+    let room = profile.workload.room(RAM.min(profile.working_set));
+    let large = (room / profile.workload.layers).max(1);
     let all = [
         (format!("What is one allocation? {large} slots a layer"), allocations(large)),
         (format!("What is one allocation? {SMALL} slots a layer"), allocations(SMALL.min(large))),

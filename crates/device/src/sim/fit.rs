@@ -72,10 +72,12 @@ const PARAMETERS: [Parameter; 15] = [
 
 /// Where the search for the curve of hits begins: [`super::Workload::hits`].
 const HITS: [f64; 2] = [10.0, 0.7];
+/// Names of what it has.
+const HIT_PARAMETERS: [&str; 2] = ["workload.hit_slots", "workload.hit_power"];
 
-/// Names of what is fitted to tokens/s, as the profile's file has them.
+/// Names of all that is fitted, as the profile's file has them.
 pub fn parameters() -> impl Iterator<Item = &'static str> {
-    PARAMETERS.iter().map(|parameter| parameter.name)
+    PARAMETERS.iter().map(|parameter| parameter.name).chain(HIT_PARAMETERS)
 }
 
 /// A published row with its replay.
@@ -112,18 +114,22 @@ impl Case {
     }
 }
 
-/// Replays all rows that can be: those with tokens/s, and with a way to declare memory that there is here.
+/// Replays a row; none for one without tokens/s, or with a way to declare memory that there is not here.
+///
+/// # Errors
+/// What the ledger refuses of it.
+pub fn case(profile: &Profile, row: &Row) -> Result<Option<Case>, ResidencyError> {
+    let Some(run) = row.tokens_per_second.and(row.run(profile)) else { return Ok(None) };
+    let quantities = replay(profile, &run, Detail::Changes)?.quantities;
+    Ok(Some(Case { row: row.clone(), run, quantities }))
+}
+
+/// Replays all rows that can be.
 ///
 /// # Errors
 /// What the ledger refuses of one.
 pub fn cases(profile: &Profile, rows: &[Row]) -> Result<Vec<Case>, ResidencyError> {
-    let rows = rows.iter().filter(|row| row.tokens_per_second.is_some());
-    let runs = rows.filter_map(|row| row.run(profile).map(|run| (row.clone(), run)));
-    runs.map(|(row, run)| {
-        let quantities = replay(profile, &run, Detail::Changes)?.quantities;
-        Ok(Case { row, run, quantities })
-    })
-    .collect()
+    rows.iter().filter_map(|row| case(profile, row).transpose()).collect()
 }
 
 /// Fits a machine to published rows. Of `like` is kept what is not fitted: memory, limits, the workload.
@@ -134,6 +140,7 @@ pub fn fit(like: &Profile, rows: &[Row]) -> Result<Profile, ResidencyError> {
     let start = start(&hits(like, rows));
     let fitted = search(&start, &start, cases(&start, rows)?.iter(), EVALUATIONS, ROUNDS);
     Ok(Profile {
+        like: None,
         source: format!(
             "fitted to {} published rows of others' machines; a simulation, no evidence about hardware",
             rows.iter().filter(|row| row.tokens_per_second.is_some()).count()
@@ -185,12 +192,16 @@ fn rounded(mut profile: Profile) -> Profile {
 /// same run on the same machine are left out with it.
 pub fn without_each(fitted: &Profile, cases: &[Case]) -> Vec<f64> {
     let start = start(fitted);
-    let without = |left: &Case| {
-        let others = cases.iter().filter(|case| case.run != left.run);
-        let profile = search(&start, fitted, others, EVALUATIONS_WITHOUT, ROUNDS_WITHOUT);
-        left.outcome(&profile).tokens_per_second
-    };
-    cases.iter().map(without).collect()
+    let mut found: Vec<(&Run, f64)> = Vec::new();
+    for left in cases {
+        if !found.iter().any(|(run, _)| *run == &left.run) {
+            let others = cases.iter().filter(|case| case.run != left.run);
+            let profile = search(&start, fitted, others, EVALUATIONS_WITHOUT, ROUNDS_WITHOUT);
+            found.push((&left.run, left.outcome(&profile).tokens_per_second));
+        }
+    }
+    let of = |case: &Case| found.iter().find(|(run, _)| *run == &case.run).map(|(_, speed)| *speed);
+    cases.iter().filter_map(of).collect()
 }
 
 fn search<'a>(
@@ -228,14 +239,14 @@ fn search<'a>(
     with(&point)
 }
 
-/// Two rows of one session whose speeds differ by more than 5 %.
+/// Two rows of one session that differ by more than 5 %.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// The slower one, as an index of the cases.
-    pub slower: usize,
-    /// The faster one.
-    pub faster: usize,
-    /// Published ratio of their speeds, above one.
+    /// The one with less, as an index of the cases.
+    pub less: usize,
+    /// The one with more.
+    pub more: usize,
+    /// Published ratio of their figures, above one.
     pub published: f64,
     /// Predicted ratio.
     pub predicted: f64,
@@ -248,22 +259,31 @@ impl Comparison {
     }
 }
 
-/// All comparisons that a profile must get right.
+/// All comparisons of tokens/s, which a profile must get right.
 pub fn comparisons(profile: &Profile, cases: &[Case]) -> Vec<Comparison> {
-    let speeds: Vec<(f64, f64)> = cases
-        .iter()
-        .map(|case| {
-            let predicted = case.outcome(profile).tokens_per_second;
-            (case.row.tokens_per_second.unwrap_or(predicted), predicted)
-        })
-        .collect();
+    compared(profile, cases, |row| row.tokens_per_second, |outcome| outcome.tokens_per_second)
+}
+
+/// All comparisons of stalls. They are not what the fit is for: a stall is a small part of most runs.
+pub fn comparisons_of_stalls(profile: &Profile, cases: &[Case]) -> Vec<Comparison> {
+    compared(profile, cases, |row| row.stall, |outcome| outcome.stall)
+}
+
+fn compared(
+    profile: &Profile,
+    cases: &[Case],
+    published: fn(&Row) -> Option<f64>,
+    predicted: fn(&Outcome) -> f64,
+) -> Vec<Comparison> {
+    let figures: Vec<(Option<f64>, f64)> =
+        cases.iter().map(|case| (published(&case.row), predicted(&case.outcome(profile)))).collect();
     let mut all = Vec::new();
-    for (slower, a) in cases.iter().enumerate() {
-        for (faster, b) in cases.iter().enumerate() {
-            let published = speeds[faster].0 / speeds[slower].0;
-            if a.row.same_session(&b.row) && published > 1.05 {
-                let predicted = speeds[faster].1 / speeds[slower].1;
-                all.push(Comparison { slower, faster, published, predicted });
+    for (less, a) in cases.iter().enumerate() {
+        for (more, b) in cases.iter().enumerate() {
+            let (Some(least), Some(most)) = (figures[less].0, figures[more].0) else { continue };
+            if a.row.same_session(&b.row) && most / least > 1.05 {
+                let predicted = figures[more].1 / figures[less].1;
+                all.push(Comparison { less, more, published: most / least, predicted });
             }
         }
     }

@@ -182,9 +182,10 @@ impl Row {
         }
     }
 
-    /// Rows of one session: the same machine and budget. Speeds of different sessions are not compared.
+    /// Rows of one session, whose speeds are compared. Machine A ran its control twice, 2.09 tokens/s with
+    /// one budget and 2.30 with the other: these are two sessions.
     pub fn same_session(&self, other: &Row) -> bool {
-        (&self.machine, self.ram) == (&other.machine, other.ram)
+        self.machine == other.machine && (self.machine != "A" || self.ram == other.ram)
     }
 
     /// What is run to replay it; none for memory from one heap, which this project does not have. The

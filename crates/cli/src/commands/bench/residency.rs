@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use metaltail_bench::residency::{self, Arm, NOTE, Question, ReplayedRow, ResidencyReport};
+use metaltail_bench::residency::{self, Arm, Check, NOTE, Order, Question, ReplayedRow, ResidencyReport};
 use metaltail_device::residency::ResidencyError;
 use metaltail_device::sim::{Profile, fit, rows};
 use serde_json::json;
@@ -36,8 +36,19 @@ pub fn execute(args: &BenchResidencyArgs, settings: &Settings) -> Result<(), Fai
     }
     let report = residency::measure(&profile).map_err(|error| refused(&profile, &error))?;
     match settings.json() {
-        true => output::print(&format!("{}\n", json!({"report": report, "profile": profile}))),
-        false => output::print(&words(&report)),
+        true => output::print(&format!("{}\n", json!({"report": report, "profile": profile})))?,
+        false => output::print(&words(&report))?,
+    }
+    match &report.check {
+        Some(check) if !check.holds && settings.json() => Err(Failure::silent(Kind::Failed)),
+        Some(check) if !check.holds => {
+            let text = format!(
+                "nothing follows from this machine: {} does not explain what was published",
+                report.profile
+            );
+            Err(Failure::new(Kind::Failed, text))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -57,24 +68,40 @@ fn read(path: &Path) -> Result<Profile, Failure> {
 fn words(report: &ResidencyReport) -> String {
     let mut text = format!("{NOTE}\nmachine {}: {}\n\n", report.profile, report.source);
     text.push_str(&published(&report.rows));
-    let order = &report.order;
-    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    text.push_str(&format!(
-        "published / simulated; error is that of tokens/s, left out by a fit that has not seen the row nor another of the same run\n\
-         {} of {} comparisons above 5 % within a machine and budget have the published order; largest error {}, left out {}; {} numbers fitted to {} rows\n",
-        order.same,
-        order.comparisons,
-        percent(report.worst),
-        percent(report.worst_left_out),
-        report.parameters.len(),
-        report.rows.iter().filter(|row| row.error.is_some()).count(),
-    ));
-    for line in &order.different {
-        text.push_str(&format!("other order: {line}\n"));
+    match &report.check {
+        Some(check) => text.push_str(&judged(check)),
+        None => text.push_str("published, by other machines / simulated\n"),
     }
-    text.push_str("\nnobody published these:\n");
+    for row in report.rows.iter().filter(|row| row.refused.is_some()) {
+        let reason = row.refused.as_deref().unwrap_or_default();
+        text.push_str(&format!("not replayed: {} {}: {reason}\n", row.name, row.declared));
+    }
+    text.push_str("\nnobody published these; all of it is simulated:\n");
     for question in &report.questions {
         text.push_str(&format!("\n{}\n{}", question.question, answers(question)));
+    }
+    text
+}
+
+fn judged(check: &Check) -> String {
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let of = |order: &Order| format!("{} of {}", order.same, order.comparisons);
+    let mut text = format!(
+        "published / simulated; error is that of tokens/s, left out that of a fit that has not seen the row nor another of the same run\n\
+         comparisons within a session above 5 % in the published order: {} of tokens/s, {} of stalls\n\
+         largest error {}, left out {}; {} numbers fitted to {} rows\n",
+        of(&check.order),
+        of(&check.order_of_stalls),
+        percent(check.worst),
+        percent(check.worst_left_out),
+        check.parameters.len(),
+        check.rows,
+    );
+    for line in &check.order.different {
+        text.push_str(&format!("other order of tokens/s: {line}\n"));
+    }
+    for line in &check.order_of_stalls.different {
+        text.push_str(&format!("other order of stalls: {line}\n"));
     }
     text
 }
