@@ -235,22 +235,10 @@ mod tests {
 
     #[test]
     fn a_profile_that_contradicts_the_rows_fails() {
-        type Change = fn(&mut Profile);
-        let wrong: [(&str, Change); 4] = [
-            // A driver that never wires anew: then nothing collapses.
-            ("rewire_share", |p| p.rewire_share = 1.0),
-            // One that takes its time for each declaration: then sets make more of a difference than they did.
-            ("declare", |p| p.declare *= 10.0),
-            ("drive_rate", |p| p.streaming.drive_rate *= 0.7),
-            ("commit", |p| p.commit *= 30.0),
-        ];
-        for (name, change) in wrong {
-            let mut profile = Profile::m5max();
-            change(&mut profile);
-            let check = measure(&profile).unwrap().check.unwrap();
-            assert!(!check.holds, "{name}: {check:?}");
-            assert!(check.worst > MOST_ERROR || !check.order.different.is_empty(), "{name}");
-        }
+        // A driver that never wires anew: then nothing collapses.
+        let profile = Profile { rewire_share: 1.0, ..Profile::m5max() };
+        let check = measure(&profile).unwrap().check.unwrap();
+        assert!(!check.holds && check.worst > 0.5 && !check.order.different.is_empty(), "{check:?}");
     }
 
     #[test]

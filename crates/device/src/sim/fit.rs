@@ -191,12 +191,22 @@ fn rounded(mut profile: Profile) -> Profile {
 /// What the fit predicts of a row that it has not seen: tokens/s of each case, in order. Rows that replay the
 /// same run on the same machine are left out with it.
 pub fn without_each(fitted: &Profile, cases: &[Case]) -> Vec<f64> {
-    let start = start(fitted);
+    left_out(&start(fitted), fitted, cases, (EVALUATIONS_WITHOUT, ROUNDS_WITHOUT))
+}
+
+/// The same where no search begins with numbers that have seen the row.
+#[cfg(test)]
+pub(super) fn without_each_from_scratch(like: &Profile, cases: &[Case]) -> Vec<f64> {
+    let start = start(like);
+    left_out(&start, &start, cases, (EVALUATIONS, ROUNDS))
+}
+
+fn left_out(prior: &Profile, start: &Profile, cases: &[Case], effort: (usize, usize)) -> Vec<f64> {
     let mut found: Vec<(&Run, f64)> = Vec::new();
     for left in cases {
         if !found.iter().any(|(run, _)| *run == &left.run) {
             let others = cases.iter().filter(|case| case.run != left.run);
-            let profile = search(&start, fitted, others, EVALUATIONS_WITHOUT, ROUNDS_WITHOUT);
+            let profile = search(prior, start, others, effort.0, effort.1);
             found.push((&left.run, left.outcome(&profile).tokens_per_second));
         }
     }

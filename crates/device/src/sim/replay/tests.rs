@@ -166,3 +166,33 @@ fn the_profile_in_the_tree_is_the_fit_to_the_rows_in_the_tree() {
         assert!((ratio - 1.0).abs() < 2e-3, "{}: {ratio}", case.row.name());
     }
 }
+
+#[test]
+fn a_profile_that_contradicts_the_rows_is_found_out() {
+    type Change = fn(&mut Profile);
+    let wrong: [(&str, Change); 4] = [
+        // A driver that takes its time for each declaration: then sets make more of a difference than they did.
+        ("declare", |p| p.declare *= 10.0),
+        ("drive_rate", |p| p.streaming.drive_rate *= 0.7),
+        ("commit", |p| p.commit *= 30.0),
+        ("register", |p| p.register *= 100.0),
+    ];
+    for (name, change) in wrong {
+        let (mut profile, cases) = all();
+        change(&mut profile);
+        let off = |case: &Case| {
+            (case.outcome(&profile).tokens_per_second / case.row.tokens_per_second.unwrap() - 1.0).abs()
+        };
+        let order = fit::comparisons(&profile, &cases).iter().all(|comparison| comparison.holds());
+        assert!(!order || cases.iter().any(|case| off(case) > 0.15), "{name}");
+    }
+}
+
+#[test]
+fn what_is_left_out_is_predicted_alike_wherever_the_search_begins() {
+    let (profile, cases) = all();
+    let (near, far) = (fit::without_each(&profile, &cases), fit::without_each_from_scratch(&profile, &cases));
+    for ((case, near), far) in cases.iter().zip(near).zip(far) {
+        assert!((near / far - 1.0).abs() < 0.01, "{}: {near} and {far}", case.row.name());
+    }
+}
