@@ -50,7 +50,18 @@ pub struct Question {
     pub question: String,
     /// The arms.
     pub arms: Vec<Arm>,
+    /// What the simulation cannot know.
+    pub caution: &'static str,
 }
+
+/// What no published row decides, question by question.
+const CAUTIONS: [&str; 5] = [
+    "walked: the collapse is published for one size of the cache alone, and how it goes on beyond is a guess; arenas hold a little more than the experts in them",
+    "no published run had arenas: that an allocation costs the same whatever its size is the simulation's assumption",
+    "the price of asking for a set again is taken to be that of wiring memory in a walk, of which the rows say little",
+    "nobody published the cost of a commit of a removal: it is taken to be that of an addition, and grows with the set's members as that does",
+    "that idle sets are let go after a second is published, what wiring them costs is not: it is taken from the collapse",
+];
 
 /// Replays all questions.
 ///
@@ -82,9 +93,10 @@ pub fn questions(profile: &Profile) -> Result<Vec<Question>, ResidencyError> {
         ),
     ];
     all.into_iter()
-        .map(|(question, runs)| {
+        .zip(CAUTIONS)
+        .map(|((question, runs), caution)| {
             let arms = runs.into_iter().map(|(name, run)| arm(profile, name, &run));
-            Ok(Question { question, arms: arms.collect::<Result<_, ResidencyError>>()? })
+            Ok(Question { question, arms: arms.collect::<Result<_, ResidencyError>>()?, caution })
         })
         .collect()
 }

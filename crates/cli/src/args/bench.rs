@@ -277,7 +277,8 @@ pub struct BenchIoArgs {
                   others published: each row stands beside what the simulation gives, with and without having \
                   seen it. Then it answers questions that nobody published: arenas or an allocation an expert, \
                   how many sets, freeing what is evicted, keeping idle sets alive. It is no evidence about \
-                  hardware.\n\n\
+                  hardware. A machine that does not explain the published rows ends with exit code 1; one that \
+                  is said to be like another (\"like\" and \"set\" in its file) is not held against them.\n\n\
                   Example: metaltail bench residency"
 )]
 pub struct BenchResidencyArgs {

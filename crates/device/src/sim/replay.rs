@@ -163,7 +163,7 @@ struct Replay<'a> {
     detail: Detail,
     ledger: Ledger<SimDriver>,
     cache: Cache,
-    /// Time of a token in which the device has nothing to do.
+    /// Time after a submission in which the device has nothing to do.
     between: Duration,
     misses: f64,
     /// Registering before the run, which is none of its time.
@@ -183,7 +183,7 @@ impl<'a> Replay<'a> {
             ledger.register(allocation)?;
         }
         let streams = Streams::of(profile, run);
-        let between = (streams.disk + streams.host) / workload.tokens as f64;
+        let between = (streams.disk + streams.host) / (workload.tokens * workload.layers) as f64;
         let before = (ledger.driver().times(), ledger.driver().counts());
         Ok(Replay {
             profile,
@@ -222,7 +222,6 @@ impl<'a> Replay<'a> {
                 self.submit(layer, 1)?;
             }
         }
-        self.ledger.driver_mut().pass(self.between);
         Ok(())
     }
 
@@ -299,6 +298,8 @@ impl<'a> Replay<'a> {
         let anew = self.ledger.driver().counts().rewired != wired;
         let walk = (self.run.mode == Mode::Walk).then_some((declared.allocations, declared.bytes, anew));
         self.quantities.submitted(times, bytes, walk);
+        // Once, however often the submission counts: the next one comes no later for it.
+        self.ledger.driver_mut().pass(self.between);
         Ok(())
     }
 

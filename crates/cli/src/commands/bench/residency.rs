@@ -30,8 +30,9 @@ pub fn execute(args: &BenchResidencyArgs, settings: &Settings) -> Result<(), Fai
     };
     if let Some(path) = &args.fit {
         let fitted = fit::fit(&profile, &rows::published()).map_err(|error| refused(&profile, &error))?;
-        let text = format!("{:#}\n", json!(fitted));
-        fs::write(path, text).map_err(|error| unwritten(path, &error))?;
+        let text = serde_json::to_string_pretty(&fitted);
+        let text = text.map_err(|error| Failure::from_error(Kind::Failed, &error))?;
+        fs::write(path, format!("{text}\n")).map_err(|error| unwritten(path, &error))?;
         profile = fitted;
     }
     let report = residency::measure(&profile).map_err(|error| refused(&profile, &error))?;
@@ -79,6 +80,7 @@ fn words(report: &ResidencyReport) -> String {
     text.push_str("\nnobody published these; all of it is simulated:\n");
     for question in &report.questions {
         text.push_str(&format!("\n{}\n{}", question.question, answers(question)));
+        text.push_str(&format!("not known: {}\n", question.caution));
     }
     text
 }

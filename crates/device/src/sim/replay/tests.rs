@@ -105,6 +105,16 @@ fn idle_sets_cost_what_wiring_them_costs_unless_they_are_kept() {
     assert!((stall(7) - stall(8) - wanted).abs() < 1e-4, "{} {} {wanted}", stall(7), stall(8));
 }
 
+/// A token may take longer than the system waits before it lets go of idle sets: its layers do not.
+#[test]
+fn sets_are_not_idle_while_a_slow_machine_decodes() {
+    let mut profile = small();
+    profile.streaming.host = 4.0 * profile.unwire_after;
+    let slow = replay(&profile, &Run::new(16), Detail::Every).unwrap();
+    let quick = replay(&small(), &Run::new(16), Detail::Every).unwrap();
+    assert_eq!(slow.device.stall, quick.device.stall);
+}
+
 #[test]
 fn more_than_the_device_takes_is_refused() {
     let refused = replay(&small(), &Run::new(64), Detail::Changes).unwrap_err();
