@@ -204,7 +204,7 @@ impl<'a> Replay<'a> {
         let filled = self.cache.fill(&self.profile.workload, run.slots);
         let replaced = if run.frees && filled == 0 { self.cache.replaced(self.misses) } else { 0 };
         let growth = run.growth.filter(|growth| growth.after == token);
-        let due = |every: usize| every > 0 && token > 0 && token % every == 0;
+        let due = |every: usize| token > 0 && token.is_multiple_of(every);
         let pauses = run.pauses.filter(|pauses| due(pauses.every));
         let pressure = run.pressure.filter(|pressure| due(pressure.every));
         if let Some(pauses) = pauses {
