@@ -165,10 +165,14 @@ fn pauses(slots: usize) -> Runs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
-    fn arms(n: usize) -> Vec<Arm> {
-        questions(&Profile::m5max()).unwrap().swap_remove(n).arms
+    fn arms(n: usize) -> &'static [Arm] {
+        // Replays of a few seconds, the same for each test.
+        static ALL: LazyLock<Vec<Question>> = LazyLock::new(|| questions(&Profile::m5max()).unwrap());
+        &ALL[n].arms
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! What is about residency is not modelled but done: slots are registered as they fill, a cache grows, every
 //! layer of every token is a submission of the ledger, and the device charges for it and refuses what is not
-//! resident. What is not (the drive, the page cache, the processor) is a sum of few terms ([`mod@streams`]).
+//! resident. What is not (the drive, the page cache, the processor) is a sum of few terms ([`Streams`]).
 //! Figures are those of a simulation that was fitted to published rows ([`super::fit`]).
 
 mod cache;
