@@ -6,7 +6,7 @@
 //!
 //! [`kernels`] and [`mod@decode`] measure inside this process. Comparisons of settings ([`mod@ab`],
 //! [`cap`]) run each arm in a fresh process ([`harness::Runner`]); [`serve`] is what such a process
-//! does. The rules they keep: `docs/design/bench.md`.
+//! does. The rules they keep: `docs/design/bench.md`. [`residency`] measures nothing: it replays published runs.
 #![forbid(unsafe_code)]
 
 pub mod ab;
@@ -23,6 +23,7 @@ pub mod kernels;
 pub mod numerics;
 pub mod plot;
 pub mod record;
+pub mod residency;
 pub mod serve;
 mod spread;
 pub mod system;

@@ -10,7 +10,8 @@ use std::path::PathBuf;
 mod bench;
 
 pub use bench::{
-    Bench, BenchAbArgs, BenchArgs, BenchCapArgs, BenchIoArgs, BenchKernelsArgs, BenchPlotArgs, Protocol,
+    Bench, BenchAbArgs, BenchArgs, BenchCapArgs, BenchIoArgs, BenchKernelsArgs, BenchPlotArgs,
+    BenchResidencyArgs, Protocol,
 };
 
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -406,6 +407,8 @@ mod tests {
             "bench cap --caps 1,8,4 --rounds 1 --prompts 2 --warmup 0 --feed greedy --max-tokens 8",
             "bench plot record.json --plot out.svg",
             "bench io --depths 1,8 --rounds 2 --seconds 0.5 --decode --cap 0 --model m",
+            "bench residency --profile p.json --json",
+            "bench residency --fit out.json",
             "bench arm --cap 4",
             "bench kernels --hidden 256 --width 128 --top-k 4 --rounds 2 --format int4,int8 --working-set 8M",
             "completions bash",
@@ -451,6 +454,8 @@ mod tests {
             "bench io --depths 0",
             "bench io --seconds 0",
             "bench plot record.json",
+            "bench residency p.json",
+            "bench residency --model m",
             "bench kernels --format int4,int3",
             "inspect a --model b",
             "inspect a --ids f.json",

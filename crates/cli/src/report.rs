@@ -336,7 +336,7 @@ pub fn resolved_json(resolved: &Resolved) -> Value {
 }
 
 fn push(out: &mut String, name: &str, line: &str) {
-    let _ = writeln!(out, "{name:<9}{line}");
+    let _ = writeln!(out, "{name:<8} {line}");
 }
 
 /// Bytes in the largest unit that leaves a number above one.

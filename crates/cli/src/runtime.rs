@@ -204,6 +204,7 @@ fn device(settings: &Settings) -> DeviceOptions {
             None | Some(settings::SlabAllocation::Arena) => SlabAllocation::Arena,
             Some(settings::SlabAllocation::PerExpert) => SlabAllocation::PerExpert,
         },
+        ..DeviceOptions::default()
     }
 }
 

@@ -47,7 +47,7 @@ fn people_read_what_residency_cost() {
     std::fs::write(dir.path().join("ids.json"), r#"{"ids": [1, 2, 3]}"#).unwrap();
     let line = "run --model model --ids ids.json --max-tokens 4 --ram 256M";
     let block = run(dir.path(), &format!("{line} --device sim")).expect(0).stderr;
-    assert!(block.contains("\nresidency") && block.contains("0 declared with each"), "{block}");
+    assert!(block.contains("\nresidency sim") && block.contains("0 declared with each"), "{block}");
     let block = run(dir.path(), line).expect(0).stderr;
     assert!(!block.contains("\nresidency"), "{block}");
 }

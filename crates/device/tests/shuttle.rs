@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyDriver, Span};
+use metaltail_device::residency::{
+    KeepAlive, KeepAliveTimes, Ledger, Mode, Residency, ResidencyDriver, Span,
+};
 use metaltail_device::sim::{Profile, SimDriver};
 use shuttle::thread;
 
@@ -92,4 +94,25 @@ fn what_a_submission_reads_is_there_until_it_ends() {
         remover.join().unwrap();
         assert_eq!(residency.stats().allocations, 0);
     });
+}
+
+/// A thread that misses a wake-up waits for ever here: no time passes.
+fn keep_work_and_end(idle: Duration) {
+    let residency = shared(Mode::Set);
+    residency.register(chunk(0)).unwrap();
+    let times = KeepAliveTimes { idle, ..KeepAliveTimes::default() };
+    let keeper = KeepAlive::start(&residency, times).unwrap();
+    let worker = thread::spawn({
+        let residency = Arc::clone(&residency);
+        move || (0..2).for_each(|_| work(&residency, &[chunk(0)]))
+    });
+    worker.join().unwrap();
+    drop(keeper);
+    assert_eq!(Arc::strong_count(&residency), 1);
+}
+
+#[test]
+fn a_keeper_ends_in_any_order_whether_it_sleeps_or_waits() {
+    check(|| keep_work_and_end(Duration::ZERO));
+    check(|| keep_work_and_end(Duration::from_secs(180)));
 }

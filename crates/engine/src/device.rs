@@ -4,7 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyError, ResidencyStats};
+use metaltail_device::residency::{
+    KeepAlive, KeepAliveError, KeepAliveTimes, Ledger, Mode, Residency, ResidencyError, ResidencyStats,
+};
 use metaltail_device::sim::{Profile, SimDriver, SimExperts, SlabAllocation};
 use metaltail_kernels::{CpuExperts, ExpertCompute};
 use metaltail_store::ArenaView;
@@ -53,11 +55,18 @@ pub struct DeviceOptions {
     pub residency: Mode,
     /// What is one allocation to it.
     pub slabs: SlabAllocation,
+    /// How often an accelerator's memory is asked for again between passes, and how long; none for never.
+    pub keep_alive: Option<KeepAliveTimes>,
 }
 
 impl Default for DeviceOptions {
     fn default() -> DeviceOptions {
-        DeviceOptions { kind: DeviceKind::Cpu, residency: Mode::Set, slabs: SlabAllocation::Arena }
+        DeviceOptions {
+            kind: DeviceKind::Cpu,
+            residency: Mode::Set,
+            slabs: SlabAllocation::Arena,
+            keep_alive: Some(KeepAliveTimes::default()),
+        }
     }
 }
 
@@ -84,23 +93,31 @@ pub struct DeviceFigures {
 
 /// The device of an engine.
 pub(crate) struct Device {
+    /// Ends first: it uses the device.
+    _keep_alive: Option<KeepAlive>,
     sim: Option<Arc<Residency<SimDriver>>>,
 }
 
 impl Device {
     /// Opens a device for experts in `arena`, whose arithmetic `cpu` does where it has none of its own.
+    ///
+    /// # Errors
+    /// Memory that cannot be kept resident as the options say.
     pub(crate) fn open(
         options: &DeviceOptions,
         cpu: CpuExperts,
         arena: ArenaView,
-    ) -> (Device, Box<dyn ExpertCompute>) {
+    ) -> Result<(Device, Box<dyn ExpertCompute>), KeepAliveError> {
         match options.kind {
-            DeviceKind::Cpu => (Device { sim: None }, Box::new(cpu)),
+            DeviceKind::Cpu => Ok((Device { _keep_alive: None, sim: None }, Box::new(cpu))),
             DeviceKind::Sim => {
                 let ledger = Ledger::new(SimDriver::new(Profile::m5max()), options.residency);
                 let residency = Arc::new(Residency::new(ledger));
                 let experts = SimExperts::new(cpu, arena, options.slabs, Arc::clone(&residency));
-                (Device { sim: Some(residency) }, Box::new(experts))
+                // Nothing is to be kept where nothing stays declared.
+                let times = options.keep_alive.filter(|_| options.residency == Mode::Set);
+                let keep_alive = times.map(|times| KeepAlive::start(&residency, times)).transpose()?;
+                Ok((Device { _keep_alive: keep_alive, sim: Some(residency) }, Box::new(experts)))
             }
         }
     }

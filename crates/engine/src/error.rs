@@ -40,6 +40,9 @@ pub enum EngineError {
         /// Its name.
         device: &'static str,
     },
+    /// An accelerator's memory cannot be kept resident as was asked.
+    #[error(transparent)]
+    KeepAlive(#[from] metaltail_device::residency::KeepAliveError),
     /// A prompt has no ids.
     #[error("the prompt is empty: there is nothing to continue")]
     EmptyPrompt,

@@ -24,7 +24,7 @@ pub mod usage;
 pub use device::{DeviceFigures, DeviceKind, DeviceOptions};
 pub use engine::Engine;
 pub use error::EngineError;
-pub use metaltail_device::residency::Mode as ResidencyMode;
+pub use metaltail_device::residency::{KeepAliveTimes, Mode as ResidencyMode};
 pub use metaltail_device::sim::SlabAllocation;
 pub use options::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions, Resolved};
 pub use pins::{PinMode, Pins};

@@ -4,8 +4,11 @@ mod common;
 #[path = "common/synthetic.rs"]
 mod synthetic;
 
+use std::time::{Duration, Instant};
+
 use metaltail_engine::{
-    DeviceFigures, DeviceKind, DeviceOptions, EngineOptions, PinMode, ResidencyMode, SlabAllocation,
+    DeviceFigures, DeviceKind, DeviceOptions, Engine, EngineError, EngineOptions, KeepAliveTimes, PinMode,
+    ResidencyMode, SlabAllocation,
 };
 use synthetic::{Synthetic, random_ids, settings};
 
@@ -13,7 +16,7 @@ const PROMPT: usize = 24;
 const TOKENS: usize = 12;
 
 fn sim(residency: ResidencyMode, slabs: SlabAllocation) -> DeviceOptions {
-    DeviceOptions { kind: DeviceKind::Sim, residency, slabs }
+    DeviceOptions { kind: DeviceKind::Sim, residency, slabs, ..DeviceOptions::default() }
 }
 
 /// Greedy ids after a random prompt, and the device's figures.
@@ -157,4 +160,50 @@ fn a_device_gives_memory_up_when_it_is_short_and_asks_for_it_again() {
     let residency = engine.device_figures().unwrap().residency;
     assert!(residency.given_up > 0 && residency.rebuilt > 0, "{residency:?}");
     assert_eq!(std::hint::black_box(&ballast)[299 << 20], 1);
+}
+
+/// Point 8 of the design: between passes the engine keeps sets alive, and stops when nobody comes back.
+#[test]
+fn sets_are_kept_alive_between_passes_and_not_for_ever() {
+    let model = Synthetic::tiny();
+    let open = |residency, keep_alive| {
+        let device = DeviceOptions { keep_alive, ..sim(residency, SlabAllocation::Arena) };
+        model.open(&EngineOptions { device, ..settings() })
+    };
+    let kept = |engine: &Engine| engine.device_figures().unwrap().residency.kept_alive;
+    let pass = |engine: &Engine| common::greedy(engine, &random_ids(PROMPT, 256, 4), TOKENS);
+    let times = KeepAliveTimes { cadence: Duration::from_millis(5), idle: Duration::from_millis(300) };
+
+    let engine = open(ResidencyMode::Set, Some(times));
+    let ids = pass(&engine);
+    let began = Instant::now();
+    while kept(&engine) < 3 {
+        assert!(began.elapsed() < Duration::from_secs(60), "nothing is kept alive");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Whatever the thread does meanwhile: the same ids.
+    assert_eq!(pass(&engine), ids);
+    let mut last = u64::MAX;
+    while kept(&engine) != last {
+        assert!(began.elapsed() < Duration::from_secs(60), "it never stops");
+        last = kept(&engine);
+        std::thread::sleep(Duration::from_millis(600));
+    }
+    drop(engine);
+
+    for (residency, keep_alive) in [(ResidencyMode::Set, None), (ResidencyMode::Walk, Some(times))] {
+        let engine = open(residency, keep_alive);
+        pass(&engine);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(kept(&engine), 0, "{residency:?}");
+    }
+}
+
+#[test]
+fn a_cadence_that_keeps_nothing_alive_is_refused() {
+    let model = Synthetic::tiny();
+    let times = KeepAliveTimes { cadence: Duration::from_secs(2), ..KeepAliveTimes::default() };
+    let device = DeviceOptions { keep_alive: Some(times), ..sim(ResidencyMode::Set, SlabAllocation::Arena) };
+    let refused = model.try_open(&EngineOptions { device, ..settings() }).err().unwrap();
+    assert!(matches!(refused, EngineError::KeepAlive(_)), "{refused}");
 }

@@ -28,6 +28,8 @@ pub enum Bench {
     Io(BenchIoArgs),
     /// How fast the matrix kernels are, by format and instruction set
     Kernels(BenchKernelsArgs),
+    /// What declaring memory to an accelerator costs: published runs replayed by a simulation
+    Residency(BenchResidencyArgs),
     /// Draw the plot of a record that ab, cap or io wrote
     Plot(BenchPlotArgs),
     /// Run one arm: a job on standard input, its record on standard output
@@ -266,6 +268,29 @@ pub struct BenchIoArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub unresolved: Flags,
+}
+
+/// `bench residency`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Nothing is measured. The engine's own residency ledger and a simulated device replay runs that \
+                  others published: each row stands beside what the simulation gives, with and without having \
+                  seen it. Then it answers questions that nobody published: arenas or an allocation an expert, \
+                  how many sets, freeing what is evicted, keeping idle sets alive. It is no evidence about \
+                  hardware. A machine that does not explain the published rows ends with exit code 1; one that \
+                  is said to be like another (\"like\" and \"set\" in its file) is not held against them.\n\n\
+                  Example: metaltail bench residency"
+)]
+pub struct BenchResidencyArgs {
+    /// A machine's numbers; default: those fitted to the published rows
+    #[arg(long, value_name = "FILE", help_heading = "Simulation")]
+    pub profile: Option<PathBuf>,
+    /// Fit the numbers to the published rows first, and write them to this file
+    #[arg(long, value_name = "FILE", help_heading = "Simulation")]
+    pub fit: Option<PathBuf>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: OutputFlags,
 }
 
 /// `bench plot`

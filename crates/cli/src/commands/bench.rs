@@ -7,6 +7,7 @@ mod given;
 pub mod io;
 pub mod kernels;
 mod process;
+pub mod residency;
 mod surroundings;
 mod tables;
 

@@ -36,6 +36,7 @@ pub fn residency(engine: &Engine) -> Value {
         "flush_seconds": of.map(|f| f.residency.flush.as_secs_f64()),
         "unregister_seconds": of.map(|f| f.residency.unregister.as_secs_f64()),
         "kept_alive": of.map(|f| f.residency.kept_alive),
+        "keep_alive_refused": of.map(|f| f.residency.keep_alive_refused),
     })
 }
 

@@ -68,6 +68,9 @@ pub trait ResidencyDriver: Send {
     /// The driver's clock: a real one, or a simulated device's.
     fn now(&self) -> Duration;
 
+    /// Time has passed in which nothing was submitted: for drivers whose clock is no real one.
+    fn idle(&mut self, _by: Duration) {}
+
     /// Makes host memory known to the device, once. It stays where it is.
     ///
     /// # Errors

@@ -188,6 +188,11 @@ impl<D: ResidencyDriver> Ledger<D> {
         &mut self.driver
     }
 
+    /// The last submission made.
+    pub fn last(&self) -> Option<Submission> {
+        self.next.checked_sub(1).map(Submission)
+    }
+
     /// How memory is declared now.
     pub fn mode(&self) -> Mode {
         if self.capture { Mode::Walk } else { self.mode }
@@ -425,7 +430,7 @@ impl<D: ResidencyDriver> Ledger<D> {
     /// `cadence`, until nothing has been submitted for `idle`. Whether they were.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// What the driver refuses; it is counted.
     pub fn keep_alive(&mut self, cadence: Duration, idle: Duration) -> Result<bool, ResidencyError> {
         let now = self.driver.now();
         let Some(last) = self.last_submitted else { return Ok(false) };
@@ -435,7 +440,10 @@ impl<D: ResidencyDriver> Ledger<D> {
             return Ok(false);
         }
         for set in self.sets.iter().filter(|set| set.resident) {
-            self.driver.request(set.id)?;
+            if let Err(error) = self.driver.request(set.id) {
+                self.stats.keep_alive_refused += 1;
+                return Err(error.into());
+            }
         }
         self.last_requested = now;
         self.stats.kept_alive += 1;

@@ -31,6 +31,8 @@ pub struct ResidencyStats {
     pub rebuilt: u64,
     /// Times that idle sets were kept resident.
     pub kept_alive: u64,
+    /// Times that the driver refused that.
+    pub keep_alive_refused: u64,
     /// Captures that made sets be walked.
     pub captures: u64,
     /// Why everything is declared with each submission, although sets were asked for.

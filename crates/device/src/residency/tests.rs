@@ -8,6 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod keeper;
+
 const MIB: usize = 1 << 20;
 
 /// A set as the driver knows it.

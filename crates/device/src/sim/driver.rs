@@ -15,6 +15,16 @@ struct SimSet {
     used: Duration,
 }
 
+impl SimSet {
+    /// What it costs to wire it now: nothing, unless it was released, or nobody used it for long.
+    fn rewiring(&self, profile: &Profile, now: Duration) -> Duration {
+        let unwire_after = time(profile.unwire_after);
+        let idle = unwire_after > Duration::ZERO && now.saturating_sub(self.used) > unwire_after;
+        let bytes: usize = self.committed.values().sum();
+        if idle || !self.resident { time(profile.rewire * bytes as f64) } else { Duration::ZERO }
+    }
+}
+
 /// What a submission has done so far.
 #[derive(Clone, Debug, Default)]
 struct Encoding {
@@ -35,6 +45,21 @@ pub struct SimTimes {
     pub rewire: Duration,
     /// Slowing down of everything else meanwhile.
     pub coupled: Duration,
+    /// Making allocations known.
+    pub register: Duration,
+}
+
+/// What was counted, for prices that are not known yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimCounts {
+    /// Allocations made known.
+    pub registered: u64,
+    /// Commits.
+    pub commits: u64,
+    /// Members of the sets committed, over all commits.
+    pub members: u64,
+    /// Bytes wired because memory declared before had been removed.
+    pub rewired: u64,
 }
 
 /// A device that computes nothing itself: it knows what memory may be touched when, refuses what a real one
@@ -48,7 +73,10 @@ pub struct SimDriver {
     encoding: Encoding,
     /// Being overwritten by a loader.
     writing: Vec<Span>,
+    /// Something that the last submission declared was forgotten since.
+    dropped: bool,
     times: SimTimes,
+    counts: SimCounts,
     experts: u64,
 }
 
@@ -66,6 +94,10 @@ fn refuse<T>(call: &'static str, reason: impl Into<String>) -> Result<T, DriverE
     Err(DriverError { call, reason: reason.into() })
 }
 
+fn unknown(call: &'static str, set: SetId) -> DriverError {
+    DriverError { call, reason: format!("there is no set {}", set.0) }
+}
+
 impl SimDriver {
     /// A device of a machine, with nothing known to it.
     pub fn new(profile: Profile) -> SimDriver {
@@ -76,7 +108,9 @@ impl SimDriver {
             sets: Vec::new(),
             encoding: Encoding::default(),
             writing: Vec::new(),
+            dropped: false,
             times: SimTimes::default(),
+            counts: SimCounts::default(),
             experts: 0,
         }
     }
@@ -89,6 +123,11 @@ impl SimDriver {
     /// Virtual time so far.
     pub fn times(&self) -> SimTimes {
         self.times
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> SimCounts {
+        self.counts
     }
 
     /// Experts computed so far.
@@ -110,16 +149,12 @@ impl SimDriver {
     pub fn begin_submission(&mut self) {
         self.encoding.written.clear();
         let now = self.clock;
-        let idle = time(self.profile.unwire_after);
         for set in self.sets.iter_mut().filter(|set| set.resident) {
             // The system wires an idle set again with the submission that needs it.
-            if idle > Duration::ZERO && now.saturating_sub(set.used) > idle {
-                let bytes: usize = set.committed.values().sum();
-                let cost = time(self.profile.rewire * bytes as f64);
-                self.times.rewire += cost;
-                self.times.stall += cost;
-                self.clock += cost;
-            }
+            let cost = set.rewiring(&self.profile, now);
+            self.times.rewire += cost;
+            self.times.stall += cost;
+            self.clock += cost;
             set.used = now;
         }
         let cost = time(self.profile.submit);
@@ -181,8 +216,7 @@ impl SimDriver {
     }
 
     fn set(&mut self, call: &'static str, set: SetId) -> Result<&mut SimSet, DriverError> {
-        let found = self.sets.get_mut(set.0 as usize);
-        found.ok_or_else(|| DriverError { call, reason: format!("there is no set {}", set.0) })
+        self.sets.get_mut(set.0 as usize).ok_or_else(|| unknown(call, set))
     }
 }
 
@@ -200,8 +234,15 @@ impl ResidencyDriver for SimDriver {
         self.clock
     }
 
+    fn idle(&mut self, by: Duration) {
+        self.pass(by);
+    }
+
     fn wrap(&mut self, span: Span) -> Result<(), DriverError> {
-        self.clock += time(self.profile.register);
+        let cost = time(self.profile.register);
+        self.times.register += cost;
+        self.clock += cost;
+        self.counts.registered += 1;
         match self.wrapped.insert(span.base, span.len) {
             None => Ok(()),
             Some(_) => refuse("wrap memory", format!("{span} is known already")),
@@ -210,6 +251,7 @@ impl ResidencyDriver for SimDriver {
 
     fn unwrap(&mut self, span: Span) {
         self.wrapped.remove(&span.base);
+        self.dropped |= self.encoding.declared.contains_key(&span.base);
     }
 
     fn create_set(&mut self) -> Result<SetId, DriverError> {
@@ -243,26 +285,25 @@ impl ResidencyDriver for SimDriver {
     }
 
     fn commit(&mut self, set: SetId) -> Result<(), DriverError> {
-        let (base, each) = (self.profile.commit, self.profile.commit_member);
         let set = self.set("commit a set", set)?;
         let added = std::mem::take(&mut set.added);
         set.committed.extend(added);
         for base in std::mem::take(&mut set.removed) {
             set.committed.remove(&base);
         }
-        let cost = time(base + each * set.committed.len() as f64);
-        self.clock += cost;
+        let members = set.committed.len();
+        self.clock += time(self.profile.commit_seconds(members));
+        self.counts.commits += 1;
+        self.counts.members += members as u64;
         Ok(())
     }
 
     fn request(&mut self, set: SetId) -> Result<(), DriverError> {
-        let (now, rewire) = (self.clock, self.profile.rewire);
-        let set = self.set("request a set", set)?;
-        let bytes: usize = set.committed.values().sum();
-        let cost = if set.resident { Duration::ZERO } else { time(rewire * bytes as f64) };
+        let known = self.sets.get_mut(set.0 as usize);
+        let set = known.ok_or_else(|| unknown("request a set", set))?;
+        self.clock += set.rewiring(&self.profile, self.clock);
         set.resident = true;
-        set.used = now;
-        self.clock += cost;
+        set.used = self.clock;
         Ok(())
     }
 
@@ -273,9 +314,16 @@ impl ResidencyDriver for SimDriver {
 
     fn declare(&mut self, spans: &[Span]) -> Result<(), DriverError> {
         self.encoding.declared = spans.iter().map(|span| (span.base, span.len)).collect();
-        let bytes: f64 = spans.iter().map(|span| span.len as f64).sum();
-        let over = bytes - self.profile.rewire_share * self.profile.working_set as f64;
-        let rewire = time(self.profile.rewire * over);
+        let bytes: usize = spans.iter().map(|span| span.len).sum();
+        // What was wired for the list of before is not wired for another one.
+        let wired = match std::mem::take(&mut self.dropped) {
+            true => {
+                self.counts.rewired += bytes as u64;
+                bytes as f64
+            }
+            false => bytes as f64 - self.profile.unwired(),
+        };
+        let rewire = time(self.profile.rewire * wired);
         let cost = time(self.profile.declare * spans.len() as f64) + rewire;
         let coupled = rewire.mul_f64(self.profile.coupling);
         self.times.stall += cost;

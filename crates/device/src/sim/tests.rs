@@ -117,6 +117,29 @@ fn walking_more_than_the_share_wires_memory_anew() {
 }
 
 #[test]
+fn a_removal_makes_the_next_walk_wire_everything_and_only_that_one() {
+    let mut walking = ledger(Mode::Walk, 4);
+    let mut rewired = |removed: Option<usize>| {
+        if let Some(n) = removed {
+            walking.unregister(chunk(n)).unwrap();
+        }
+        let before = walking.driver().times().rewire;
+        run(&mut walking, 0).unwrap();
+        walking.driver().times().rewire - before
+    };
+    assert_eq!(rewired(None), Duration::ZERO);
+    let all = Profile::m5max().rewire * (3 * 64 * MIB) as f64;
+    assert!((rewired(Some(2)).as_secs_f64() - all).abs() < 1e-8);
+    assert_eq!(rewired(None), Duration::ZERO);
+    // Nothing of the kind where memory is in sets.
+    let mut sets = ledger(Mode::Set, 4);
+    run(&mut sets, 0).unwrap();
+    sets.unregister(chunk(2)).unwrap();
+    run(&mut sets, 0).unwrap();
+    assert_eq!(sets.driver().times().rewire, Duration::ZERO);
+}
+
+#[test]
 fn an_idle_set_is_wired_anew_unless_it_was_kept_alive() {
     let after_a_pause = |keep: bool| {
         let mut ledger = ledger(Mode::Set, 1);
