@@ -172,6 +172,13 @@ impl Engine {
         Ok(hidden)
     }
 
+    /// Nothing is computed from now on.
+    pub(crate) fn rest(&self) {
+        self.telemetry.end();
+        // Whatever was written to last must not go unseen.
+        self.store.look_at_files();
+    }
+
     /// Keeps memory within the budget; the process's anonymous memory before, where the system tells.
     fn keep_budget(&self) -> Option<u64> {
         let anonymous = Machine::own_anon_now().ok()?;

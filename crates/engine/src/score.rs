@@ -47,7 +47,7 @@ pub fn score(
     }
     engine.telemetry().begin(Phase::Prefill);
     let result = score_all(engine, sequences, positions, cancel, progress);
-    engine.telemetry().end();
+    engine.rest();
     result
 }
 

@@ -133,7 +133,7 @@ impl<'e> Session<'e> {
             return Err(EngineError::EmptyPrompt);
         }
         let result = self.prefill_and_decode(prompt, options, cancel, each);
-        self.engine.telemetry().end();
+        self.engine.rest();
         result
     }
 
@@ -197,7 +197,7 @@ impl<'e> Session<'e> {
             }
             Ok(())
         });
-        self.engine.telemetry().end();
+        self.engine.rest();
         result
     }
 

@@ -57,6 +57,9 @@ impl Upkeep {
             true => Machine::probe().ok(),
             false => None,
         };
+        if probe.is_some() {
+            store.look_at_files();
+        }
         let probe = probe.map(|machine| Probe {
             headroom: machine.headroom(),
             pressure: Machine::memory_pressure(),

@@ -137,6 +137,34 @@ fn model_run(whole: &[u8], path: &PathBuf, model: &Synthetic, expert: u32) -> Ex
     model.runs(2, expert)[0]
 }
 
+/// A file that is written over in place while it is in use, after its checksums were verified: told at the end of
+/// the answer in which it happened, and by the expert's name in the next.
+#[test]
+fn weights_that_change_under_way_are_told_and_verified_anew() {
+    let model = Synthetic::tiny();
+    let prompt = random_ids(10, 256, 3);
+    let path = file_of(&model, model.runs(3, 0)[0]);
+    let engine = model.open(&buffered(0));
+    let notices = || engine.telemetry().figures().notices;
+    let named = |text: &String| text.contains(path.to_str().unwrap()) && text.contains("written to");
+    ask(&mut Session::new(&engine), &prompt);
+    assert!(!notices().iter().any(named), "{:?}", notices());
+    let file = writable(&path);
+    for expert in 0..8 {
+        let at = model.runs(3, expert)[0].offset + 1000;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+    }
+    // Whether it ends well depends on when the change is seen; that it happened is told either way.
+    let options = GenerateOptions { sampling: Sampling::GREEDY, max_tokens: Some(4), stop_ids: Vec::new() };
+    let mut session = Session::new(&engine);
+    let _ = session.generate(&prompt, &options, &CancelFlag::new(), &mut |_| Flow::Continue);
+    assert!(notices().iter().any(named), "{:?}", notices());
+    let error = store_error(&mut Session::new(&engine), &prompt);
+    assert!(matches!(error, StoreError::Checksum { layer: 3, .. }), "{error}");
+}
+
 #[test]
 fn a_flipped_bit_is_named_and_its_repair_noticed() {
     let model = Synthetic::tiny();

@@ -48,8 +48,14 @@ fn pins_are_decided_from_the_profile_and_never_change_a_result() {
     let model = Synthetic::tiny();
     let dir = tempfile::tempdir().unwrap();
     let usage = UsageMode::On(UsagePlace::File(dir.path().join("u")));
-    let options =
-        |pin| EngineOptions { cap: None, ram: Some(80 << 20), usage: usage.clone(), pin, ..settings() };
+    let in_memory =
+        |ram, pin| EngineOptions { cap: None, ram: Some(ram), usage: usage.clone(), pin, ..settings() };
+    let roomy = model.open(&in_memory(80 << 20, PinMode::Auto));
+    assert_eq!(roomy.pins().reason, "there is a slot for every expert");
+    let cached = roomy.budget().terms.iter().find(|term| term.name == "cached").unwrap().bytes;
+    let tight = roomy.budget().total() - cached / 2;
+    drop(roomy);
+    let options = |pin| in_memory(tight, pin);
     let prompt = random_ids(20, 256, 6);
     let first = model.open(&options(PinMode::Auto));
     assert_eq!(first.pins().reason, "the usage profile is empty as yet");

@@ -37,6 +37,10 @@ pub trait ExpertReader: Send + Sync {
     fn alignment(&self) -> u64;
     /// Reads at most `buf.len()` bytes at `offset`; 0 at the end of the file.
     fn read_at(&self, file: u32, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
+    /// Files that were written to since the last call or, at first, since they were opened.
+    fn changed(&self) -> Vec<u32> {
+        Vec::new()
+    }
     /// The open file, where there is one; without it io_uring cannot read.
     fn handle(&self, _file: u32) -> Option<&File> {
         None

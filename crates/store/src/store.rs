@@ -231,6 +231,30 @@ impl ExpertStore {
         &self.mode
     }
 
+    /// Looks whether files of experts were written to while they are in use. If so it says which, and every
+    /// checksum is verified again at the expert's next load. Cheap enough for a few times a second.
+    pub fn look_at_files(&self) {
+        let drives = &self.shared.drives;
+        let mut names = Vec::new();
+        for drive in 0..drives.len() {
+            let reader = drives.reader(drive);
+            names.extend(reader.changed().into_iter().map(|file| reader.path(file).display().to_string()));
+        }
+        let Some(first) = names.first() else { return };
+        self.shared.distrust();
+        let others = match names.len() - 1 {
+            0 => String::new(),
+            n => format!(" (and {n} more)"),
+        };
+        let then = match self.shared.checksums {
+            true => "checksums are verified anew from now on",
+            false => "no checksum will find what is wrong, since they are off",
+        };
+        self.shared.emit(&StoreEvent::Notice(format!(
+            "{first}{others} was written to while it is in use: what was just computed may be wrong; {then}"
+        )));
+    }
+
     /// What each drive carried since the store was opened.
     pub fn drives(&self) -> Vec<DriveFigures> {
         self.shared.drives.figures()

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use metaltail_container::Extent;
 
@@ -23,6 +24,13 @@ struct Opened {
 pub struct FileReader {
     files: Vec<Opened>,
     direct: bool,
+    /// When each file was last written to, as far as it was seen.
+    written: Mutex<Vec<Option<SystemTime>>>,
+}
+
+/// When an open file was last written to, where the system tells.
+fn written(file: &File) -> Option<SystemTime> {
+    file.metadata().and_then(|data| data.modified()).ok()
 }
 
 impl FileReader {
@@ -41,7 +49,9 @@ impl FileReader {
             Some(path) => open_file(path, direct),
             None => Ok(Opened { path: PathBuf::new(), file: None, len: 0 }),
         };
-        let reader = FileReader { files: files.iter().map(open).collect::<Result<_, _>>()?, direct };
+        let files = files.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let times = files.iter().map(|opened| opened.file.as_ref().and_then(written)).collect();
+        let reader = FileReader { files, direct, written: Mutex::new(times) };
         if direct {
             reader.try_direct()?;
         }
@@ -119,6 +129,14 @@ impl ExpertReader for FileReader {
     fn read_at(&self, file: u32, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         let file = self.handle(file).ok_or(io::ErrorKind::NotFound)?;
         file.read_at(buf, offset)
+    }
+    fn changed(&self) -> Vec<u32> {
+        let mut times = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.files.iter().map(|opened| opened.file.as_ref().and_then(written));
+        let files = (0u32..).zip(times.iter_mut()).zip(now);
+        let changed =
+            files.filter_map(|((file, seen), now)| (std::mem::replace(seen, now) != now).then_some(file));
+        changed.collect()
     }
     fn handle(&self, file: u32) -> Option<&File> {
         self.files.get(file as usize)?.file.as_ref()

@@ -57,7 +57,7 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     done: Condvar,
     observer: Arc<dyn Observer>,
-    checksums: bool,
+    pub(crate) checksums: bool,
 }
 
 impl Shared {
@@ -191,5 +191,10 @@ impl Shared {
 
     pub(crate) fn checked(&self, id: ExpertId) {
         self.lock().verified[id.layer as usize][id.expert as usize] = true;
+    }
+
+    /// Every checksum is verified again at the next load.
+    pub(crate) fn distrust(&self) {
+        self.lock().verified.iter_mut().for_each(|layer| layer.fill(false));
     }
 }
