@@ -1,0 +1,71 @@
+//! One suite for every device's kernels. A device joins by a line of `suite!` at the end.
+//!
+//! The oracle is the scalar reference of `quant` and `kernels`, the tolerances follow from the order of sums and are
+//! worked out for the numbers at hand (`data::sum_error`): results of two devices differ by no more than roundings.
+
+mod data;
+mod experts;
+mod pieces;
+mod products;
+
+#[cfg(feature = "msl-cpu")]
+mod metal;
+#[cfg(feature = "msl-cpu")]
+mod planted;
+
+use data::Outcome;
+use metaltail_device::kernels::{KernelDevice, Reference};
+
+/// What a check is called with.
+type Check = fn(&mut dyn KernelDevice) -> Outcome;
+
+/// Every check, by the claim that it makes.
+const CHECKS: [(&str, Check); 14] = [
+    ("products agree with the reference", products::agree_with_the_reference),
+    ("products do not depend on the width", products::do_not_depend_on_the_width),
+    ("products know every fp8 code", products::know_every_fp8_code),
+    ("products keep what is not finite where it is", products::keep_what_is_not_finite_where_it_is),
+    ("experts agree with the reference", experts::agree_with_the_reference),
+    ("experts do not depend on each other", experts::do_not_depend_on_each_other),
+    ("experts leave rows that nobody names", experts::leave_rows_that_nobody_names),
+    ("norms agree with the reference", pieces::norms_agree_with_the_reference),
+    ("rotations agree with the reference", pieces::rotations_agree_with_the_reference),
+    ("routes agree with the reference", pieces::routes_agree_with_the_reference),
+    ("routes stay in the best groups", pieces::routes_stay_in_the_best_groups),
+    ("routes break ties by the lowest id", pieces::routes_break_ties_by_the_lowest_id),
+    ("routes survive damaged logits", pieces::routes_survive_damaged_logits),
+    ("rows are independent", pieces::rows_are_independent),
+];
+
+/// Everything that is wrong with a device.
+fn faults(device: &mut dyn KernelDevice) -> Vec<String> {
+    let outcome =
+        |(claim, check): &(&str, Check)| check(device).err().map(|fault| format!("{claim}: {fault}"));
+    CHECKS.iter().filter_map(outcome).collect()
+}
+
+/// The suite on one device.
+macro_rules! suite {
+    ($name:ident, $device:expr) => {
+        #[test]
+        fn $name() {
+            let mut device = $device;
+            let faults = faults(&mut device);
+            assert!(faults.is_empty(), "{}:\n{}", device.name(), faults.join("\n"));
+        }
+    };
+}
+
+suite!(the_reference_passes, Reference::new().unwrap());
+
+#[cfg(feature = "msl-cpu")]
+mod on_metal {
+    use super::{KernelDevice, faults, metal};
+
+    suite!(metal_passes, metal::device(0, 1));
+    // Fewer threadgroups than work: every kernel has to loop.
+    suite!(metal_passes_past_the_launch_limit, metal::device(0, 1).with_most_groups(2));
+    // Weights that begin at an odd address, as in a file.
+    suite!(metal_passes_at_odd_addresses, metal::device(1, 1).with_weights_between(5, 3));
+    suite!(metal_passes_in_shuffled_orders, metal::device(77, 2));
+}
