@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyStats};
+use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyError, ResidencyStats};
 use metaltail_device::sim::{Profile, SimDriver, SimExperts, SlabAllocation};
 use metaltail_kernels::{CpuExperts, ExpertCompute};
 use metaltail_store::ArenaView;
@@ -102,6 +102,15 @@ impl Device {
                 let experts = SimExperts::new(cpu, arena, options.slabs, Arc::clone(&residency));
                 (Device { sim: Some(residency) }, Box::new(experts))
             }
+        }
+    }
+
+    /// Lets the least used memory be taken by others, at least so many bytes of it; the next submission asks
+    /// for it again.
+    pub(crate) fn give_up(&self, bytes: u64) -> Result<(), ResidencyError> {
+        match &self.sim {
+            Some(residency) => residency.ledger().give_up(bytes).map(drop),
+            None => Ok(()),
         }
     }
 

@@ -165,7 +165,7 @@ impl Engine {
         let anonymous = Machine::own_anon_now().ok();
         self.telemetry.step(rows.len(), took, anonymous);
         if let Some(anonymous) = anonymous {
-            self.upkeep().keep_budget(&self.store, &self.telemetry, anonymous);
+            self.upkeep().keep_budget(&self.store, &self.device, &self.telemetry, anonymous);
         }
         if self.usage.as_ref().is_some_and(|usage| usage.due()) {
             self.save_usage_by(false);

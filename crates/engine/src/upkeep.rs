@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use metaltail_store::{Budget, ExpertStore, Governor, Machine, Order, Probe};
 
+use crate::device::Device;
 use crate::prefetch::Controller;
 use crate::telemetry::Telemetry;
 
@@ -39,7 +40,13 @@ impl Upkeep {
 
     /// Gives memory back where there is too little, takes more where there is room. `anonymous` is the
     /// process's anonymous memory now, in bytes.
-    pub(crate) fn keep_budget(&mut self, store: &ExpertStore, telemetry: &Telemetry, anonymous: u64) {
+    pub(crate) fn keep_budget(
+        &mut self,
+        store: &ExpertStore,
+        device: &Device,
+        telemetry: &Telemetry,
+        anonymous: u64,
+    ) {
         let now = self.began.elapsed();
         let probe = match self.governor.wants_probe(now) {
             true => Machine::probe().ok(),
@@ -54,6 +61,10 @@ impl Upkeep {
         match self.governor.judge(now, anonymous, charged, probe) {
             Order::Stay => {}
             Order::GiveBack { limit } => {
+                // What a device holds resident cannot be given back.
+                if let Err(error) = device.give_up(anonymous.saturating_sub(limit)) {
+                    telemetry.notice(&error.to_string());
+                }
                 store.enforce(limit, anonymous);
             }
             Order::Take { bytes } => match store.grow(bytes) {

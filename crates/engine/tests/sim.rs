@@ -5,7 +5,7 @@ mod common;
 mod synthetic;
 
 use metaltail_engine::{
-    DeviceFigures, DeviceKind, DeviceOptions, EngineOptions, ResidencyMode, SlabAllocation,
+    DeviceFigures, DeviceKind, DeviceOptions, EngineOptions, PinMode, ResidencyMode, SlabAllocation,
 };
 use synthetic::{Synthetic, random_ids, settings};
 
@@ -27,6 +27,9 @@ fn answer(model: &Synthetic, options: &EngineOptions) -> (Vec<u32>, Option<Devic
 #[test]
 fn ids_are_those_of_the_processor_whatever_is_declared_cached_grown_or_loaded() {
     let model = Synthetic::tiny();
+    let pins = tempfile::tempdir().unwrap();
+    let list = pins.path().join("pins");
+    std::fs::write(&list, "1 0\n2 3\n3 7\n").unwrap();
     let cpu = EngineOptions { exact: true, ..settings() };
     let (wanted, none) = answer(&model, &cpu);
     assert_eq!(none, None);
@@ -34,13 +37,16 @@ fn ids_are_those_of_the_processor_whatever_is_declared_cached_grown_or_loaded() 
     for residency in [ResidencyMode::Set, ResidencyMode::Walk] {
         for slabs in [SlabAllocation::Arena, SlabAllocation::PerExpert] {
             for cap in [1, 6, 64] {
-                for (growth, loaders, prefetch) in [(true, 1, false), (false, 4, true)] {
+                for (growth, loaders, prefetch, pin) in
+                    [(true, 1, false, PinMode::Off), (false, 4, true, PinMode::File(list.clone()))]
+                {
                     let options = EngineOptions {
                         device: sim(residency, slabs),
                         cap: Some(cap),
                         cap_growth: Some(growth),
                         loaders: Some(loaders),
                         prefetch: Some(prefetch),
+                        pin,
                         ..settings()
                     };
                     let (found, figures) = answer(&model, &options);
@@ -129,4 +135,26 @@ fn a_submission_costs_the_same_with_any_cap_once_declared_and_not_while_walking(
     let (small, large) = (stall(ResidencyMode::Set, 1), stall(ResidencyMode::Set, 64));
     assert!((small - large).abs() < 1e-9, "{small} and {large} s a submission");
     assert!(stall(ResidencyMode::Walk, 64) > stall(ResidencyMode::Walk, 1) + 1e-6);
+}
+
+/// Point 8 of the design: under pressure sets are given up, and come back with the next submission.
+#[test]
+fn a_device_gives_memory_up_when_it_is_short_and_asks_for_it_again() {
+    let model = Synthetic::tiny();
+    let options = EngineOptions {
+        device: sim(ResidencyMode::Set, SlabAllocation::Arena),
+        ram: Some(200 << 20),
+        prefetch: Some(false),
+        ..settings()
+    };
+    let engine = model.open(&options);
+    let wanted = common::greedy(&engine, &random_ids(PROMPT, 256, 4), TOKENS);
+    assert_eq!(engine.device_figures().unwrap().residency.given_up, 0);
+    // Something else in the process takes more than the budget.
+    let ballast = vec![1u8; 300 << 20];
+    let found = common::greedy(&engine, &random_ids(PROMPT, 256, 4), TOKENS);
+    assert_eq!(found, wanted);
+    let residency = engine.device_figures().unwrap().residency;
+    assert!(residency.given_up > 0 && residency.rebuilt > 0, "{residency:?}");
+    assert_eq!(std::hint::black_box(&ballast)[299 << 20], 1);
 }

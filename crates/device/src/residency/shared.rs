@@ -1,7 +1,12 @@
 //! The ledger behind a lock.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+#[cfg(not(shuttle))]
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+#[cfg(shuttle)]
+use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
 use metaltail_store::rank;
 

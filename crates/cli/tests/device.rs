@@ -1,0 +1,64 @@
+//! `--device`, from outside.
+
+#[path = "support/models.rs"]
+mod models;
+#[path = "support/program.rs"]
+mod program;
+
+use models::ask;
+use program::{run, tiny};
+
+const QUESTION: &str = "Define \"hummingbird\".";
+
+/// The answer of the demo model.
+fn answer(more: &[&str]) -> serde_json::Value {
+    ask(&[&[QUESTION, "--temperature", "0", "--max-tokens", "24"], more].concat())
+}
+
+#[test]
+fn the_demo_model_answers_the_same_on_the_simulated_device() {
+    let cpu = answer(&["--device", "cpu", "--exact"]);
+    assert!(cpu["stats"]["residency"]["mode"].is_null() && cpu["stats"]["device"]["stall_seconds"].is_null());
+    for (how, slabs, cap) in [("set", "arena", "64"), ("walk", "per-expert", "6"), ("set", "per-expert", "1")]
+    {
+        let sim = answer(&["--device", "sim", "--residency", how, "--slab-allocation", slabs, "--cap", cap]);
+        assert_eq!(sim["ids"], cpu["ids"], "{how} {slabs} cap {cap}");
+        let (device, residency) = (&sim["stats"]["device"], &sim["stats"]["residency"]);
+        assert_eq!((device["name"].as_str(), residency["mode"].as_str()), (Some("sim"), Some(how)));
+        // Every look-up was computed there, none of it by something else.
+        assert_eq!(device["experts"], sim["stats"]["experts"]["lookups"]);
+        assert_eq!(device["fallbacks"], 0);
+        assert!(device["kernel_seconds"].as_f64().unwrap() > 0.0);
+        assert!(device["submissions"].as_u64().unwrap() > 0);
+        let declared = residency["declared_per_submit"].as_f64().unwrap();
+        assert_eq!(declared > 0.0, how == "walk", "{residency}");
+        assert_eq!(residency["sets"].as_u64().unwrap() > 0, how == "set", "{residency}");
+        let config = &sim["stats"]["config"];
+        assert_eq!(
+            (&config["device"], &config["residency"], &config["slab_allocation"]),
+            (&"sim".into(), &how.into(), &slabs.into())
+        );
+    }
+}
+
+#[test]
+fn people_read_what_residency_cost() {
+    let dir = tiny("slab");
+    std::fs::write(dir.path().join("ids.json"), r#"{"ids": [1, 2, 3]}"#).unwrap();
+    let line = "run --model model --ids ids.json --max-tokens 4 --ram 256M";
+    let block = run(dir.path(), &format!("{line} --device sim")).expect(0).stderr;
+    assert!(block.contains("\nresidency") && block.contains("0 declared with each"), "{block}");
+    let block = run(dir.path(), line).expect(0).stderr;
+    assert!(!block.contains("\nresidency"), "{block}");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_wrong_usage() {
+    let dir = tiny("slab");
+    std::fs::write(dir.path().join("ids.json"), r#"{"ids": [1, 2, 3]}"#).unwrap();
+    for device in ["metal", "cuda", "gpu"] {
+        let line = format!("run --model model --ids ids.json --device {device} --json");
+        let refused = run(dir.path(), &line).expect(2);
+        assert!(refused.error().contains("device"), "{}", refused.error());
+    }
+}
