@@ -53,14 +53,14 @@ mod msl {
     /// A file's unit with one passage changed.
     fn planted(plant: &planted::Planted) -> Result<String, String> {
         let of_file = |name: &str| source::FILES.iter().find(|file| file.0 == name).copied();
-        let (common, file) = (source::COMMON, of_file(plant.unit));
-        let file = file.ok_or_else(|| format!("{}: there is no such kernel file", plant.unit))?;
-        let unit = source::joined(&[common, file]);
+        let file = of_file(plant.kind.unit)
+            .ok_or_else(|| format!("{}: there is no such kernel file", plant.kind.unit))?;
+        let unit = source::joined(&[&source::COMMON[..], &[file]].concat());
         match unit.matches(plant.passage).count() {
             1 => Ok(unit.replace(plant.passage, plant.mistake)),
             n => Err(format!(
                 "{}: the passage {:?} is there {n} times, wanted once",
-                plant.unit, plant.passage
+                plant.kind.unit, plant.passage
             )),
         }
     }

@@ -4,9 +4,11 @@
 //! a kernel which exists on two devices is held to the same numbers. [`Reference`] is the oracle. An engine keeps
 //! its activations on the device instead and uses what lies below, for example [`crate::metal`].
 
+mod attention;
 mod check;
 mod reference;
 
+pub use attention::{Indexer, LatentAttention, Positions};
 pub use check::{KernelError, Sizes};
 pub use reference::Reference;
 
@@ -23,6 +25,19 @@ pub trait KernelDevice {
     /// # Errors
     /// Sizes that do not fit together, or a failure of the device.
     fn matmul(&mut self, m: MatrixRef<'_>, x: &[f32], out: &mut [f32]) -> Result<(), KernelError>;
+
+    /// [`KernelDevice::matmul`] for many inputs, as in prefill. A device may add in another order here: then the bits
+    /// differ from those of `matmul`, and the two are two classes of numerics.
+    ///
+    /// # Errors
+    /// As [`KernelDevice::matmul`].
+    fn gemm(&mut self, m: MatrixRef<'_>, x: &[f32], out: &mut [f32]) -> Result<(), KernelError>;
+
+    /// `out[i] = silu(gate[i]) · up[i]`.
+    ///
+    /// # Errors
+    /// As [`KernelDevice::matmul`].
+    fn swiglu(&mut self, gate: &[f32], up: &[f32], out: &mut [f32]) -> Result<(), KernelError>;
 
     /// Output row o of `out` (`hidden` wide) is down(silu(gate x) · up x) of the pair that names it. Rows that no pair
     /// names are left as they are.
@@ -48,6 +63,30 @@ pub trait KernelDevice {
     /// # Errors
     /// As [`KernelDevice::matmul`].
     fn route(&mut self, router: &Router<'_>, logits: &[f32]) -> Result<Routes, KernelError>;
+
+    /// Attention of every row of `attention`: `queries` are rows × heads × (nope + rope), rotated; `out` is rows × heads
+    /// × value. A row that attends to nothing gives zeros. A row's result does not depend on other rows.
+    ///
+    /// # Errors
+    /// As [`KernelDevice::matmul`].
+    fn attend(
+        &mut self,
+        attention: &LatentAttention<'_>,
+        queries: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), KernelError>;
+
+    /// Chooses the positions worth attending to: of every row the `top_k` of highest score, ascending, all where they
+    /// are no more. `queries` are rows × heads × dim, rotated; `weights` rows × heads.
+    ///
+    /// # Errors
+    /// As [`KernelDevice::matmul`].
+    fn select(
+        &mut self,
+        indexer: &Indexer<'_>,
+        queries: &[f32],
+        weights: &[f32],
+    ) -> Result<Vec<Vec<u32>>, KernelError>;
 }
 
 /// The experts of one layer of one step.

@@ -4,6 +4,7 @@
 //! `msl-cpu` (for tests, needs clang 19) `cpu` has one that runs the kernels on the processor. Nothing has been run
 //! on a Mac: `docs/design/metal.md` says what is known and what is not.
 
+mod attention;
 mod encode;
 mod kernels;
 mod launch;

@@ -79,6 +79,7 @@ pub fn compile(units: &[Unit], out: &Path) -> Result<(), BuildError> {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     let compiler = Compiler::new(out);
+    compiler.library()?;
     let mut objects = vec![compiler.object(&Path::new(SHIM).join("msl_cpu.cpp"), "msl_cpu")?];
     objects.extend(in_parallel(units, |unit| compiler.unit(unit))?);
     let library = out.join("libmslkernels.a");
@@ -142,9 +143,8 @@ impl<'a> Compiler<'a> {
         command
     }
 
-    /// C++ to an object.
-    fn object(&self, source: &Path, name: &str) -> Result<PathBuf, BuildError> {
-        let object = self.out.join(name).with_extension("o");
+    /// What precompiled headers and objects are made with alike.
+    fn compiling(&self) -> Command {
         let mut command = self.command();
         // Without contraction a product is rounded before it is added, where the source does not say fma.
         command.args([
@@ -159,7 +159,24 @@ impl<'a> Compiler<'a> {
                 .arg(format!("-fsanitize={sanitizers}"))
                 .args(["-fno-sanitize-recover=all", "-fsanitize-trap=all"]);
         }
-        run(command.arg("-c").arg(source).arg("-o").arg(&object), name)?;
+        command
+    }
+
+    fn precompiled(&self) -> PathBuf {
+        self.out.join("metal_stdlib.pch")
+    }
+
+    /// The library that every unit includes, read once: it takes longer than most units.
+    fn library(&self) -> Result<(), BuildError> {
+        let mut command = self.compiling();
+        command.args(["-x", "c++-header"]).arg(Path::new(SHIM).join("metal_stdlib"));
+        run(command.arg("-o").arg(self.precompiled()), "metal_stdlib").map(drop)
+    }
+
+    /// C++ to an object.
+    fn object(&self, source: &Path, name: &str) -> Result<PathBuf, BuildError> {
+        let object = self.out.join(name).with_extension("o");
+        run(self.compiling().arg("-c").arg(source).arg("-o").arg(&object), name)?;
         Ok(object)
     }
 
@@ -174,7 +191,12 @@ impl<'a> Compiler<'a> {
             run(self.command().args(["-fsyntax-only", "-DMSL_SPACES"]).arg(spaces), &unit.name)?;
         }
         let runs = translate(&source, &file, &unit.prefix, Purpose::Run)?;
-        self.object(&self.write(&unit.name, "cpp", &runs)?, &unit.name)
+        let (source, object) =
+            (self.write(&unit.name, "cpp", &runs)?, self.out.join(&unit.name).with_extension("o"));
+        let mut command = self.compiling();
+        command.arg("-include-pch").arg(self.precompiled());
+        run(command.arg("-c").arg(source).arg("-o").arg(&object), &unit.name)?;
+        Ok(object)
     }
 
     /// Expands the source's macros. Metal's headers are empty here, so that Metal's words stay as they are.

@@ -44,8 +44,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Memory for a kernel that ends at an unreadable page: one that runs over its end is stopped there (by a
-/// signal that ends the process).
+/// Memory for a kernel that ends at an unreadable page: one that runs over its end is stopped there, and the dispatch
+/// fails.
 #[derive(Debug)]
 pub struct Buffer {
     map: *mut c_void,

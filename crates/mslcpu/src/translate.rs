@@ -162,7 +162,9 @@ impl Translator<'_> {
     fn threadgroup_variable(&mut self, at: usize) -> usize {
         let end = self.next(at, &[";", "=", "(", "{"]);
         let declaration = &self.tokens[at + 1..end.max(at + 1)];
-        if self.text(end) != ";" || declaration.iter().any(|token| token.is("*") || token.is("&")) {
+        // Sizes may be products; a pointer has its star before them.
+        let mut before_sizes = declaration.iter().take_while(|token| !token.is("["));
+        if self.text(end) != ";" || before_sizes.any(|token| token.is("*") || token.is("&")) {
             return at + 1;
         }
         let token = &self.tokens[at];

@@ -30,20 +30,6 @@ struct ExpertParameters {
     uint hidden;
 };
 
-inline Matrix matrix_of(constant Matrix& from) {
-    Matrix m;
-    m.weights = from.weights;
-    m.scales = from.scales;
-    m.format = from.format;
-    m.rows = from.rows;
-    m.cols = from.cols;
-    m.row_bytes = from.row_bytes;
-    m.scale_cols = from.scale_cols;
-    m.span = from.span;
-    m.words = from.words;
-    return m;
-}
-
 inline float silu(float x) { return x / (1.0f + exp(-x)); }
 
 // inner[pair][row] = silu(gate[row] . x) * up[row] . x. The grid's x axis goes over rows, y over tiles.
@@ -116,6 +102,20 @@ kernel void experts_down(constant Expert* experts [[buffer(0)]],
             }
         }
     }
+}
+
+struct SwigluParameters {
+    uint count;
+};
+
+// out = silu(gate) * up, element by element: where a product for many inputs gave gate and up.
+kernel void swiglu(device const float* gate [[buffer(0)]],
+                   device const float* up [[buffer(1)]],
+                   device float* out [[buffer(2)]],
+                   constant SwigluParameters& p [[buffer(3)]],
+                   uint at [[thread_position_in_grid]],
+                   uint threads [[threads_per_grid]]) {
+    for (ulong i = at; i < p.count; i += threads) out[i] = silu(gate[i]) * up[i];
 }
 
 #define EXPERTS(N)                                                                                          \

@@ -16,16 +16,7 @@ kernel void matmul(constant Matrix* matrix [[buffer(0)]],
                    uint lane [[thread_index_in_simdgroup]],
                    uint simd [[simdgroup_index_in_threadgroup]],
                    uint simds [[simdgroups_per_threadgroup]]) {
-    Matrix m;
-    m.weights = matrix->weights;
-    m.scales = matrix->scales;
-    m.format = FORMAT;
-    m.rows = matrix->rows;
-    m.cols = matrix->cols;
-    m.row_bytes = matrix->row_bytes;
-    m.scale_cols = matrix->scale_cols;
-    m.span = matrix->span;
-    m.words = matrix->words;
+    const Matrix m = matrix_of(matrix[0]);
     for (uint first = group.y * N; first < p.inputs; first += groups.y * N) {
         Inputs<N> inputs;
         // A tile that is not full takes the last input again and writes it once.

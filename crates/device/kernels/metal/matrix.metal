@@ -35,6 +35,20 @@ struct Matrix {
     uint unused;
 };
 
+inline Matrix matrix_of(constant Matrix& from) {
+    Matrix m;
+    m.weights = from.weights;
+    m.scales = from.scales;
+    m.format = from.format;
+    m.rows = from.rows;
+    m.cols = from.cols;
+    m.row_bytes = from.row_bytes;
+    m.scale_cols = from.scale_cols;
+    m.span = from.span;
+    m.words = from.words;
+    return m;
+}
+
 inline bool scale_is_per_row(uint format) { return format == INT8 || format == INT4_ROW; }
 inline bool scale_is_per_group(uint format) { return format == INT4_GROUP || format == FP8; }
 

@@ -39,12 +39,12 @@ pub enum KernelError {
     },
 }
 
-fn size<T>(what: &'static str, wanted: impl ToString, got: usize) -> Result<T, KernelError> {
+pub(super) fn size<T>(what: &'static str, wanted: impl ToString, got: usize) -> Result<T, KernelError> {
     Err(KernelError::Size { what, wanted: wanted.to_string(), got })
 }
 
 /// Rows of `width` in `len` numbers.
-fn rows(what: &'static str, len: usize, width: usize) -> Result<usize, KernelError> {
+pub(super) fn rows(what: &'static str, len: usize, width: usize) -> Result<usize, KernelError> {
     if width == 0 || !len.is_multiple_of(width) {
         return size(what, format!("whole rows of {width}"), len);
     }
@@ -52,7 +52,7 @@ fn rows(what: &'static str, len: usize, width: usize) -> Result<usize, KernelErr
 }
 
 /// `wanted` numbers or more.
-fn at_least(what: &'static str, wanted: Option<usize>, got: usize) -> Result<(), KernelError> {
+pub(super) fn at_least(what: &'static str, wanted: Option<usize>, got: usize) -> Result<(), KernelError> {
     match wanted {
         Some(wanted) if wanted <= got => Ok(()),
         Some(wanted) => size(what, format!("at least {wanted}"), got),
@@ -70,7 +70,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Of [`super::KernelDevice::matmul`].
+    /// Of [`super::KernelDevice::matmul`] and [`super::KernelDevice::gemm`].
     ///
     /// # Errors
     /// Sizes that do not fit together; so in all of these.
@@ -79,6 +79,18 @@ impl Sizes {
         let result = rows.checked_mul(m.layout().rows());
         at_least("the output of a product", result, out.len())?;
         Ok(Sizes { rows, result: result.unwrap_or(0) })
+    }
+
+    /// Of [`super::KernelDevice::swiglu`].
+    ///
+    /// # Errors
+    /// As above.
+    pub fn swiglu(gate: &[f32], up: &[f32], out: &[f32]) -> Result<Sizes, KernelError> {
+        if gate.len() != up.len() {
+            return size("numbers to multiply by gates", gate.len(), up.len());
+        }
+        at_least("the output of gates", Some(gate.len()), out.len())?;
+        Ok(Sizes { rows: 1, result: gate.len() })
     }
 
     /// Of [`super::KernelDevice::experts`]; `result` reaches to the last row that a pair names.

@@ -1,14 +1,19 @@
 //! The oracle: plain code in the order of the sums that `docs/design/formats.md` gives.
 
-use metaltail_kernels::{Isa, Kernels, Pool, rms_norm, sigmoid, silu_mul_in_place};
+mod attention;
+
+use metaltail_kernels::{Isa, Kernels, Pool, rms_norm, sigmoid, silu_mul, silu_mul_in_place};
 use metaltail_quant::MatrixRef;
 
-use super::{ExpertPass, KernelDevice, KernelError, NO_EXPERT, Rope, Router, Routes, Sizes};
+use super::{
+    ExpertPass, Indexer, KernelDevice, KernelError, LatentAttention, NO_EXPERT, Rope, Router, Routes, Sizes,
+};
 
 /// [`KernelDevice`] by the scalar kernels of the processor.
 ///
-/// Rotation and routing are written here once more, since `model` lies above this crate; the rules are those of
-/// `model/src/rope.rs` and `model/src/ffn/router.rs`, and the tests below hold both to examples worked out there.
+/// Rotation, routing and attention are written here once more, since `model` lies above this crate; the rules are
+/// those of `model/src/rope.rs`, `model/src/ffn/router.rs` and `model/src/attention`, and the tests hold them to
+/// examples worked out there, or to another way to the same numbers.
 pub struct Reference {
     kernels: Kernels,
     pool: Pool,
@@ -39,6 +44,16 @@ impl KernelDevice for Reference {
     fn matmul(&mut self, m: MatrixRef<'_>, x: &[f32], out: &mut [f32]) -> Result<(), KernelError> {
         let sizes = Sizes::matmul(m, x, out)?;
         self.product(m, x, &mut out[..sizes.result]);
+        Ok(())
+    }
+
+    fn gemm(&mut self, m: MatrixRef<'_>, x: &[f32], out: &mut [f32]) -> Result<(), KernelError> {
+        self.matmul(m, x, out)
+    }
+
+    fn swiglu(&mut self, gate: &[f32], up: &[f32], out: &mut [f32]) -> Result<(), KernelError> {
+        let sizes = Sizes::swiglu(gate, up, out)?;
+        silu_mul(gate, up, &mut out[..sizes.result]);
         Ok(())
     }
 
@@ -99,6 +114,35 @@ impl KernelDevice for Reference {
             routes.broken.push(logits.iter().any(|logit| !logit.is_finite()));
         }
         Ok(routes)
+    }
+
+    fn attend(
+        &mut self,
+        attention: &LatentAttention<'_>,
+        queries: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), KernelError> {
+        let sizes = Sizes::attend(attention, queries, out)?;
+        let heads = queries.chunks(attention.nope + attention.rope);
+        for (index, (query, out)) in heads.zip(out[..sizes.result].chunks_mut(attention.value)).enumerate() {
+            let positions = &attention.rows[index / attention.heads];
+            self.head(attention, positions, index % attention.heads, query, out);
+        }
+        Ok(())
+    }
+
+    fn select(
+        &mut self,
+        indexer: &Indexer<'_>,
+        queries: &[f32],
+        weights: &[f32],
+    ) -> Result<Vec<Vec<u32>>, KernelError> {
+        Sizes::select(indexer, queries, weights)?;
+        let rows = queries.chunks(indexer.heads * indexer.dim).zip(weights.chunks(indexer.heads));
+        let rows = rows.zip(indexer.counts);
+        Ok(rows
+            .map(|((queries, weights), count)| self.positions(indexer, *count, queries, weights))
+            .collect())
     }
 }
 

@@ -1,5 +1,9 @@
 //! From operations to launches: kernel names, arguments, grid shapes.
 
+mod attention;
+
+pub(super) use attention::{AttentionBuffers, attend, select};
+
 use metaltail_quant::MatrixLayout;
 
 use super::launch::{Argument, Launch};
@@ -61,6 +65,50 @@ pub(super) fn matmul<'a, B>(
         ],
         groups: grid.rows(rows, inputs.div_ceil(tile)),
         threads: ROW_SIMDS * SIMD,
+    })
+}
+
+/// Rows and inputs that a threadgroup of a product for many inputs makes, as the kernel declares it.
+const GEMM_TILE: u32 = 32;
+
+/// matrix, x, out: buffers.
+pub(super) fn gemm<'a, B>(
+    grid: Grid,
+    layout: MatrixLayout,
+    inputs: usize,
+    [matrix, x, out]: [&'a B; 3],
+) -> Result<Launch<'a, B>, KernelError> {
+    let (rows, inputs) = (narrow("rows of a matrix", layout.rows())?, narrow("inputs", inputs)?);
+    Ok(Launch {
+        kernel: format!("gemm_{}", format_name(layout.format())?),
+        arguments: vec![
+            Argument::Buffer(0, matrix, 0),
+            Argument::Buffer(1, x, 0),
+            Argument::Buffer(2, out, 0),
+            Argument::Bytes(3, words(&[inputs])),
+        ],
+        groups: [grid.cap(rows.div_ceil(GEMM_TILE)), grid.cap(inputs.div_ceil(GEMM_TILE))],
+        threads: 4 * SIMD,
+    })
+}
+
+/// gate, up, out: buffers.
+pub(super) fn swiglu<'a, B>(
+    grid: Grid,
+    count: usize,
+    [gate, up, out]: [&'a B; 3],
+) -> Result<Launch<'a, B>, KernelError> {
+    let count = narrow("numbers to multiply by gates", count)?;
+    Ok(Launch {
+        kernel: "swiglu".into(),
+        arguments: vec![
+            Argument::Buffer(0, gate, 0),
+            Argument::Buffer(1, up, 0),
+            Argument::Buffer(2, out, 0),
+            Argument::Bytes(3, words(&[count])),
+        ],
+        groups: [grid.cap(count.div_ceil(8 * SIMD)), 1],
+        threads: 8 * SIMD,
     })
 }
 

@@ -1,31 +1,31 @@
 //! [`KernelDevice`] over any [`Launcher`]: the form in which the Metal kernels are tested.
 
-use std::collections::HashMap;
-
 use metaltail_kernels::ExpertTask;
 use metaltail_quant::MatrixRef;
 
 use super::encode::{self, ExpertBuffers, Grid, tile_of};
 use super::launch::{Launch, Launcher};
 use super::layout::{floats, matrix, narrow, words};
-use crate::kernels::{ExpertPass, KernelDevice, KernelError, Rope, Router, Routes, Sizes};
+use crate::kernels::{
+    ExpertPass, Indexer, KernelDevice, KernelError, LatentAttention, Rope, Router, Routes, Sizes,
+};
 
 /// The most threadgroups of a launch in a direction. Metal takes more; a bound keeps positions far from 2³².
 const MOST_GROUPS: u32 = 65_535;
 
 /// Metal kernels on host memory: every operation brings its operands to the device and its result back.
 pub struct MetalKernels<L: Launcher> {
-    launcher: L,
-    grid: Grid,
+    pub(super) launcher: L,
+    pub(super) grid: Grid,
     around: [usize; 2],
-    replaced: HashMap<String, String>,
+    replaced: Vec<[String; 2]>,
 }
 
 impl<L: Launcher> MetalKernels<L> {
     /// Kernels that `launcher` runs.
     pub fn new(launcher: L) -> MetalKernels<L> {
         let grid = Grid { most: MOST_GROUPS };
-        MetalKernels { launcher, grid, around: [0, 0], replaced: HashMap::new() }
+        MetalKernels { launcher, grid, around: [0, 0], replaced: Vec::new() }
     }
 
     /// Launches at most this many threadgroups in a direction, so that kernels must loop.
@@ -40,9 +40,10 @@ impl<L: Launcher> MetalKernels<L> {
         self
     }
 
-    /// Runs another kernel wherever `kernel` would be run: how tests see that a mistake is found.
-    pub fn with_replaced(mut self, kernel: &str, by: &str) -> Self {
-        self.replaced.insert(kernel.to_owned(), by.to_owned());
+    /// Puts `prefix` before the names of all kernels that begin with `kernels`: how tests see that a mistake in
+    /// another version of them is found.
+    pub fn with_replaced(mut self, kernels: &str, prefix: &str) -> Self {
+        self.replaced.push([kernels, prefix].map(str::to_owned));
         self
     }
 
@@ -51,19 +52,24 @@ impl<L: Launcher> MetalKernels<L> {
         &mut self.launcher
     }
 
-    fn run(&mut self, mut launch: Launch<'_, L::Buffer>, reached: &[&L::Buffer]) -> Result<(), KernelError> {
-        if let Some(other) = self.replaced.get(&launch.kernel) {
-            launch.kernel.clone_from(other);
+    pub(super) fn run(
+        &mut self,
+        mut launch: Launch<'_, L::Buffer>,
+        reached: &[&L::Buffer],
+    ) -> Result<(), KernelError> {
+        let other = self.replaced.iter().find(|[kernels, _]| launch.kernel.starts_with(kernels));
+        if let Some([_, prefix]) = other {
+            launch.kernel.insert_str(0, prefix);
         }
         self.launcher.launch(&launch, reached)
     }
 
-    fn of_floats(&mut self, numbers: &[f32]) -> Result<L::Buffer, KernelError> {
+    pub(super) fn of_floats(&mut self, numbers: &[f32]) -> Result<L::Buffer, KernelError> {
         self.launcher.buffer(&floats(numbers))
     }
 
     /// The floats of a buffer, into a slice of as many.
-    fn read_into(&mut self, buffer: &L::Buffer, out: &mut [f32]) -> Result<(), KernelError> {
+    pub(super) fn read_into(&mut self, buffer: &L::Buffer, out: &mut [f32]) -> Result<(), KernelError> {
         let bytes = self.launcher.read(buffer)?;
         for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
             *out = f32::from_le_bytes(*bytes);
@@ -72,7 +78,7 @@ impl<L: Launcher> MetalKernels<L> {
     }
 
     /// A matrix's bytes on the device, and its entry of a table.
-    fn place(&mut self, m: MatrixRef<'_>) -> Result<Placed<L::Buffer>, KernelError> {
+    pub(super) fn place(&mut self, m: MatrixRef<'_>) -> Result<Placed<L::Buffer>, KernelError> {
         let other = self.around.map(|bytes| vec![0xA5; bytes]);
         let among = |bytes: &[u8]| [&other[0], bytes, &other[1]].concat();
         let (weights, scales) = (among(m.weights()), among(m.scales()));
@@ -147,10 +153,12 @@ impl<L: Launcher> MetalKernels<L> {
     }
 }
 
-struct Placed<B> {
+/// A matrix on the device.
+pub(super) struct Placed<B> {
     /// Weights and scales.
-    buffers: [B; 2],
-    entry: Vec<u8>,
+    pub(super) buffers: [B; 2],
+    /// Its entry of a table.
+    pub(super) entry: Vec<u8>,
 }
 
 struct Tables<B> {
@@ -195,6 +203,26 @@ impl<L: Launcher> KernelDevice for MetalKernels<L> {
             self.run(launch, &[&placed.buffers[0], &placed.buffers[1]])?;
         }
         self.read_into(&result, out)
+    }
+
+    fn gemm(&mut self, m: MatrixRef<'_>, x: &[f32], out: &mut [f32]) -> Result<(), KernelError> {
+        let sizes = Sizes::matmul(m, x, out)?;
+        let placed = self.place(m)?;
+        let matrix = self.launcher.buffer(&placed.entry)?;
+        let (x, result) = (self.of_floats(x)?, self.of_floats(out)?);
+        if sizes.rows > 0 {
+            let launch = encode::gemm(self.grid, m.layout(), sizes.rows, [&matrix, &x, &result])?;
+            self.run(launch, &[&placed.buffers[0], &placed.buffers[1]])?;
+        }
+        self.read_into(&result, out)
+    }
+
+    fn swiglu(&mut self, gate: &[f32], up: &[f32], out: &mut [f32]) -> Result<(), KernelError> {
+        let sizes = Sizes::swiglu(gate, up, out)?;
+        let buffers = [self.of_floats(gate)?, self.of_floats(up)?, self.of_floats(out)?];
+        let [gate, up, result] = &buffers;
+        self.run(encode::swiglu(self.grid, sizes.result, [gate, up, result])?, &[])?;
+        self.read_into(result, out)
     }
 
     fn experts(&mut self, pass: &ExpertPass<'_>, out: &mut [f32]) -> Result<(), KernelError> {
@@ -258,5 +286,23 @@ impl<L: Launcher> KernelDevice for MetalKernels<L> {
             });
         }
         Ok(routes)
+    }
+
+    fn attend(
+        &mut self,
+        attention: &LatentAttention<'_>,
+        queries: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), KernelError> {
+        self.attention(attention, queries, out)
+    }
+
+    fn select(
+        &mut self,
+        indexer: &Indexer<'_>,
+        queries: &[f32],
+        weights: &[f32],
+    ) -> Result<Vec<Vec<u32>>, KernelError> {
+        self.selection(indexer, queries, weights)
     }
 }

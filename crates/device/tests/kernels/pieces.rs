@@ -20,6 +20,22 @@ pub fn norms_agree_with_the_reference(device: &mut dyn KernelDevice) -> Outcome 
     Ok(())
 }
 
+pub fn gates_agree_with_the_reference(device: &mut dyn KernelDevice) -> Outcome {
+    let mut reference = Reference::new().unwrap();
+    for count in [1, 31, 256, 2000] {
+        let mut numbers = Numbers::new(count as u64);
+        let gate: Vec<f32> = numbers.floats(count).iter().map(|v| v * 20.0).collect();
+        let up = numbers.floats(count);
+        let what = format!("{count} gates");
+        let got = written(&what, count, |out| device.swiglu(&gate, &up, out))?;
+        let wanted = written(&what, count, |out| reference.swiglu(&gate, &up, out))?;
+        near(&what, &got, &wanted, |i| 8.0 * ROUNDING * f64::from(wanted[i].abs()))?;
+    }
+    let gate = [-1e4f32, 1e4, f32::NAN, 0.0, -0.0, f32::MIN];
+    let got = written("extreme gates", 6, |out| device.swiglu(&gate, &[1.0; 6], out))?;
+    near("extreme gates", &got, &[-0.0, 1e4, f32::NAN, 0.0, -0.0, -0.0], |_| 0.0)
+}
+
 /// Angles of `rows` positions.
 fn angles(rows: usize, half: usize) -> (Vec<f32>, Vec<f32>) {
     let angle = |i: usize| (i / half + 1) as f64 * 10_000f64.powf(-((i % half) as f64) / half as f64);

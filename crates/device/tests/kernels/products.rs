@@ -3,7 +3,7 @@
 use metaltail_device::kernels::{KernelDevice, Reference};
 use metaltail_quant::{FP8_TABLE, Format, MatrixLayout, OwnedMatrix};
 
-use crate::data::{FORMATS, Numbers, Outcome, near, product, same, sum_error, values};
+use crate::data::{FORMATS, Numbers, Outcome, ROUNDING, near, product, same, sum_error, values, written};
 
 /// Rows and columns: single, odd, short of eight, whole and partial groups of every size, past a SIMD group's step of
 /// 256 columns and past a block of 128 rows.
@@ -55,9 +55,56 @@ pub fn do_not_depend_on_the_width(device: &mut dyn KernelDevice) -> Outcome {
     Ok(())
 }
 
+/// Rows, columns, inputs of products for many: nothing whole, whole tiles of 32, more than a tile, past a block.
+const MANY: [(usize, usize, usize); 6] =
+    [(1, 1, 1), (5, 13, 9), (32, 64, 32), (33, 130, 33), (150, 259, 40), (64, 96, 70)];
+
+/// A product for many inputs on a device, every result written.
+fn for_many(
+    device: &mut dyn KernelDevice,
+    what: &str,
+    m: &OwnedMatrix,
+    x: &[f32],
+) -> Result<Vec<f32>, String> {
+    let layout = m.layout();
+    written(what, x.len() / layout.cols() * layout.rows(), |out| device.gemm(m.as_ref(), x, out))
+}
+
+pub fn for_many_agree_with_the_reference(device: &mut dyn KernelDevice) -> Outcome {
+    let mut reference = Reference::new().unwrap();
+    for (number, format) in FORMATS.into_iter().enumerate() {
+        for (rows, cols, inputs) in MANY {
+            let mut numbers = Numbers::new(number as u64 * 77 + (rows + cols * inputs) as u64);
+            let (m, x) = (numbers.matrix(format, rows, cols), numbers.floats(inputs * cols));
+            let what = format!("{format} {rows} × {cols}, {inputs} inputs in prefill");
+            let (got, wanted) = (for_many(device, &what, &m, &x)?, product(&mut reference, &what, &m, &x)?);
+            let magnitudes = magnitudes(&m, &x);
+            // 8×8 products add one column after the other, so the chain is as long as the row.
+            let error = ROUNDING * (cols + 32) as f64 + sum_error(cols);
+            near(&what, &got, &wanted, |i| error * magnitudes[i])?;
+        }
+    }
+    Ok(())
+}
+
+/// An input's result is the same alone and among others, damaged ones too.
+pub fn for_many_do_not_depend_on_each_other(device: &mut dyn KernelDevice) -> Outcome {
+    for format in [Format::F32, Format::Int4Group(48), Format::Fp8Block] {
+        let mut numbers = Numbers::new(21);
+        let (m, mut x) = (numbers.matrix(format, 45, 77), numbers.floats(50 * 77));
+        x[7 * 77 + 30] = f32::NAN;
+        let all = for_many(device, "fifty inputs", &m, &x)?;
+        for (input, x) in x.chunks(77).enumerate().step_by(3).chain([(7, &x[7 * 77..8 * 77])]) {
+            let what = format!("{format}, input {input} alone");
+            same(&what, &for_many(device, &what, &m, x)?, &all[input * 45..][..45])?;
+        }
+    }
+    Ok(())
+}
+
 /// Each code alone in a row, once where eight columns are read together and once at a ragged end.
 pub fn know_every_fp8_code(device: &mut dyn KernelDevice) -> Outcome {
-    for cols in [1, 8, 13] {
+    for (cols, many) in [(1, false), (8, false), (13, false), (8, true), (13, true)] {
         let layout = MatrixLayout::new(Format::Fp8Block, 256, cols).unwrap();
         let mut weights = vec![0u8; layout.weight_bytes()];
         for code in 0..256 {
@@ -66,7 +113,8 @@ pub fn know_every_fp8_code(device: &mut dyn KernelDevice) -> Outcome {
         // Rows 0 to 127 have another scale than the rest; powers of two, so that the product is exact.
         let scales = [0.25f32, 8.0].iter().flat_map(|s| s.to_le_bytes()).collect();
         let m = OwnedMatrix::new(layout, weights, scales).unwrap();
-        let got = product(device, "codes", &m, &vec![1.0; cols])?;
+        let run = if many { for_many } else { product };
+        let got = run(device, "codes", &m, &vec![1.0; cols])?;
         let wanted: Vec<f32> =
             (0..256).map(|code| FP8_TABLE[code] * if code < 128 { 0.25 } else { 8.0 }).collect();
         near(&format!("fp8 codes in rows of {cols}"), &got, &wanted, |_| 0.0)?;
