@@ -6,10 +6,12 @@
 
 mod attention;
 mod check;
+mod compute;
 mod reference;
 
 pub use attention::{Indexer, LatentAttention, Positions};
 pub use check::{KernelError, Sizes};
+pub use compute::KernelExperts;
 pub use reference::Reference;
 
 use metaltail_kernels::ExpertTask;

@@ -4,6 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+#[cfg(feature = "msl-cpu")]
+use metaltail_device::kernels::KernelExperts;
+#[cfg(feature = "msl-cpu")]
+use metaltail_device::metal::{MetalKernels, cpu::CpuLauncher};
 use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyError, ResidencyStats};
 use metaltail_device::sim::{Profile, SimDriver, SimExperts, SlabAllocation};
 use metaltail_kernels::{CpuExperts, ExpertCompute};
@@ -17,6 +21,9 @@ pub enum DeviceKind {
     Cpu,
     /// A simulated accelerator: the processor's arithmetic in `f32`, an accelerator's rules for memory.
     Sim,
+    /// The same with the arithmetic of the Metal kernels, which run on the processor.
+    #[cfg(feature = "msl-cpu")]
+    SimMetal,
 }
 
 impl DeviceKind {
@@ -25,6 +32,8 @@ impl DeviceKind {
         match self {
             DeviceKind::Cpu => "cpu",
             DeviceKind::Sim => "sim",
+            #[cfg(feature = "msl-cpu")]
+            DeviceKind::SimMetal => "sim-metal",
         }
     }
 }
@@ -96,13 +105,24 @@ impl Device {
     ) -> (Device, Box<dyn ExpertCompute>) {
         match options.kind {
             DeviceKind::Cpu => (Device { sim: None }, Box::new(cpu)),
-            DeviceKind::Sim => {
-                let ledger = Ledger::new(SimDriver::new(Profile::m5max()), options.residency);
-                let residency = Arc::new(Residency::new(ledger));
-                let experts = SimExperts::new(cpu, arena, options.slabs, Arc::clone(&residency));
-                (Device { sim: Some(residency) }, Box::new(experts))
+            DeviceKind::Sim => Device::sim(options, Box::new(cpu), arena),
+            #[cfg(feature = "msl-cpu")]
+            DeviceKind::SimMetal => {
+                let kernels = MetalKernels::new(CpuLauncher::new(0, 1)).with_weights_in_place();
+                Device::sim(options, Box::new(KernelExperts::new(kernels)), arena)
             }
         }
+    }
+
+    fn sim(
+        options: &DeviceOptions,
+        arithmetic: Box<dyn ExpertCompute>,
+        arena: ArenaView,
+    ) -> (Device, Box<dyn ExpertCompute>) {
+        let ledger = Ledger::new(SimDriver::new(Profile::m5max()), options.residency);
+        let residency = Arc::new(Residency::new(ledger));
+        let experts = SimExperts::new(arithmetic, arena, options.slabs, Arc::clone(&residency));
+        (Device { sim: Some(residency) }, Box::new(experts))
     }
 
     /// Lets the least used memory be taken by others, at least so many bytes of it; the next submission asks

@@ -151,6 +151,9 @@ impl<'a> Compiler<'a> {
             "-O2",
             "-fPIC",
             "-ffp-contract=off",
+            // Kernels also run with subnormals flushed (`run::Schedule::flush`): nothing may be folded on the
+            // ground that x + 0 is x.
+            "-fdenormal-fp-math=dynamic",
             "-fno-strict-aliasing",
             "-fno-omit-frame-pointer",
         ]);

@@ -1,5 +1,6 @@
 //! Dispatches kernels that [`crate::build`] compiled into this program.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::{ptr, slice};
 
@@ -15,6 +16,9 @@ pub enum RunError {
     /// The system gives no memory.
     #[error("no memory for a buffer of {0} bytes")]
     Memory(usize),
+    /// The system does not change who may touch memory.
+    #[error("a buffer of {0} bytes could not be opened or closed to kernels")]
+    Protection(usize),
     /// The runner refused the dispatch, or found a mistake in the kernel. The message names kernel, line and thread.
     #[error("{0}")]
     Kernel(String),
@@ -37,6 +41,7 @@ unsafe extern "C" {
         threads_per_threadgroup: *const u32,
         order: u32,
         strict: u32,
+        flush: u32,
         threads: u32,
         statistics: *mut u64,
         message: *mut c_char,
@@ -52,6 +57,8 @@ pub struct Buffer {
     map_length: usize,
     data: *mut u8,
     length: usize,
+    /// Whether kernels reach it.
+    open: Cell<bool>,
 }
 
 // SAFETY: the mapping belongs to this value alone, and nothing in it is bound to a thread.
@@ -77,7 +84,13 @@ impl Buffer {
             if map == libc::MAP_FAILED {
                 return Err(refused());
             }
-            let buffer = Buffer { map, map_length, data: map.cast::<u8>().add(body - length), length };
+            let buffer = Buffer {
+                map,
+                map_length,
+                data: map.cast::<u8>().add(body - length),
+                length,
+                open: Cell::new(true),
+            };
             if libc::mprotect(map.byte_add(body), Self::PAGE, libc::PROT_NONE) != 0 {
                 return Err(refused());
             }
@@ -96,16 +109,50 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// Bytes that it holds.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
     /// The address of the first byte: what a pointer in a table of addresses holds.
     pub fn address(&self) -> u64 {
         self.data as u64
     }
 
+    /// Lets kernels reach the buffer (as they do at first), or not: then one that touches it is stopped.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn set_open(&self, open: bool) -> Result<(), RunError> {
+        if self.open.get() != open {
+            let access = if open { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+            // SAFETY: the pages of `new`'s mapping before the last. No reference to them exists outside `read`, which
+            // opens them first.
+            if unsafe { libc::mprotect(self.map, self.map_length - Self::PAGE, access) } != 0 {
+                return Err(RunError::Protection(self.length));
+            }
+            self.open.set(open);
+        }
+        Ok(())
+    }
+
     /// A copy of its bytes. (No reference to them is ever given out, since kernels write them.)
-    pub fn read(&self) -> Vec<u8> {
-        // SAFETY: `length` readable bytes; a kernel could write them only in `dispatch`, and `Buffer` is not `Sync`,
+    ///
+    /// # Errors
+    /// A buffer that was not open and cannot be opened.
+    pub fn read(&self) -> Result<Vec<u8>, RunError> {
+        let open = self.open.get();
+        self.set_open(true)?;
+        // SAFETY: `length` readable bytes, open now; a kernel could write them only in `dispatch`, and `Buffer` is not `Sync`,
         // so none runs on it now.
-        unsafe { slice::from_raw_parts(self.data, self.length) }.to_vec()
+        let bytes = unsafe { slice::from_raw_parts(self.data, self.length) }.to_vec();
+        self.set_open(open)?;
+        Ok(bytes)
     }
 }
 
@@ -134,13 +181,15 @@ pub struct Schedule {
     pub order: u32,
     /// Whether a SIMD operation that only some lanes reach is a mistake.
     pub strict: bool,
+    /// Whether subnormal floats count as zeros, as on many GPUs.
+    pub flush: bool,
     /// Threads of the processor that share the threadgroups.
     pub threads: u32,
 }
 
 impl Default for Schedule {
     fn default() -> Self {
-        Schedule { order: 0, strict: true, threads: 1 }
+        Schedule { order: 0, strict: true, flush: false, threads: 1 }
     }
 }
 
@@ -185,6 +234,7 @@ pub fn dispatch(
             threads_per_threadgroup.as_ptr(),
             schedule.order,
             u32::from(schedule.strict),
+            u32::from(schedule.flush),
             schedule.threads,
             statistics.as_mut_ptr(),
             message.as_mut_ptr(),

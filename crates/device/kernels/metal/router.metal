@@ -15,6 +15,13 @@ struct RouterParameters {
 // What stands where fewer than top_k experts were allowed.
 static constant constexpr const uint NO_EXPERT = 0xFFFFFFFF;
 
+// score + bias. A score may have underflowed to zero; then the biases decide, and they may be subnormals, which GPUs
+// may take for zeros in a sum.
+inline float plus(float score, float bias) {
+    const bool bias_alone = as_type<uint>(score) == 0 && as_type<uint>(bias) << 1 != 0;
+    return bias_alone ? bias : score + bias;
+}
+
 // The greatest of all threads' numbers, for all threads.
 inline uint group_max(uint value, threadgroup uint* part, uint lane, uint simd, uint simds) {
     value = simd_max(value);
@@ -100,7 +107,7 @@ kernel void route(device const float* logits [[buffer(0)]],
             // A damaged logit weighs nothing and loses against all others.
             const bool sound = finite_bits(in[e]);
             const float score = sound ? scores[e] / sum : 0.0f;
-            const float choice = p.has_bias != 0 ? score + bias[e] : score;
+            const float choice = p.has_bias != 0 ? plus(score, bias[e]) : score;
             scores[e] = score;
             keys[e] = sound ? key_of(choice) : ~uint(MINUS_INFINITY);
         }

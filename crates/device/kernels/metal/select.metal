@@ -111,11 +111,12 @@ kernel void select_top(device const float* scores [[buffer(0)]],
         uint equals_before = 0, chosen_before = 0;
         for (uint from = 0; from < count; from += threads) {
             const uint t = from + tid;
+            // Behind the last position a key that none has.
             const uint key = t < count ? select_key(of_row[t]) : 0;
-            const bool is_equal = t < count && key == last;
+            const bool is_equal = key == last;
             uint all_equal, all_taken;
             const uint rank = equals_before + group_prefix(is_equal ? 1 : 0, part, lane, simd, simds, all_equal);
-            const bool take = t < count && (key > last || (is_equal && rank < equals));
+            const bool take = key > last || (is_equal && rank < equals);
             const uint at = chosen_before + group_prefix(take ? 1 : 0, part, lane, simd, simds, all_taken);
             if (take) chosen[ulong(row) * p.top_k + at] = t;
             equals_before += all_equal;

@@ -62,7 +62,7 @@ impl<L: Launcher> MetalKernels<L> {
         let buffers =
             AttentionBuffers { kv_b, queries, keys, rows, lists, absorbed, scores, mixed, out: result };
         for launch in attend(self.grid, attention, &buffers)? {
-            self.run(launch, &[&placed.buffers[0], &placed.buffers[1]])?;
+            self.run(launch, &placed.reached())?;
         }
         self.read_into(result, out)
     }

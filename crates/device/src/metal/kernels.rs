@@ -18,6 +18,7 @@ pub struct MetalKernels<L: Launcher> {
     pub(super) launcher: L,
     pub(super) grid: Grid,
     around: [usize; 2],
+    in_place: bool,
     replaced: Vec<[String; 2]>,
 }
 
@@ -25,7 +26,7 @@ impl<L: Launcher> MetalKernels<L> {
     /// Kernels that `launcher` runs.
     pub fn new(launcher: L) -> MetalKernels<L> {
         let grid = Grid { most: MOST_GROUPS };
-        MetalKernels { launcher, grid, around: [0, 0], replaced: Vec::new() }
+        MetalKernels { launcher, grid, around: [0, 0], in_place: false, replaced: Vec::new() }
     }
 
     /// Launches at most this many threadgroups in a direction, so that kernels must loop.
@@ -37,6 +38,12 @@ impl<L: Launcher> MetalKernels<L> {
     /// Puts weights and scales between this many other bytes, as they lie in a file.
     pub fn with_weights_between(mut self, before: usize, behind: usize) -> Self {
         self.around = [before, behind];
+        self
+    }
+
+    /// Lets kernels read weights and scales where the caller has them, instead of copies.
+    pub fn with_weights_in_place(mut self) -> Self {
+        self.in_place = true;
         self
     }
 
@@ -79,13 +86,28 @@ impl<L: Launcher> MetalKernels<L> {
 
     /// A matrix's bytes on the device, and its entry of a table.
     pub(super) fn place(&mut self, m: MatrixRef<'_>) -> Result<Placed<L::Buffer>, KernelError> {
+        if self.in_place {
+            return self.reach(m);
+        }
         let other = self.around.map(|bytes| vec![0xA5; bytes]);
         let among = |bytes: &[u8]| [&other[0], bytes, &other[1]].concat();
         let (weights, scales) = (among(m.weights()), among(m.scales()));
         let buffers = [self.launcher.buffer(&weights)?, self.launcher.buffer(&scales)?];
         let address = |buffer| self.launcher.address(buffer).wrapping_add(self.around[0] as u64);
         let entry = matrix(m.layout(), address(&buffers[0]), address(&buffers[1]))?;
-        Ok(Placed { buffers, entry })
+        Ok(Placed { buffers: buffers.into(), entry })
+    }
+
+    /// The entry of a matrix that stays where it is.
+    fn reach(&self, m: MatrixRef<'_>) -> Result<Placed<L::Buffer>, KernelError> {
+        let address = |bytes| {
+            let message = "this device does not reach host memory in place";
+            self.launcher
+                .host_address(bytes)
+                .ok_or(KernelError::Device { device: self.launcher.name(), message: message.into() })
+        };
+        let entry = matrix(m.layout(), address(m.weights())?, address(m.scales())?)?;
+        Ok(Placed { buffers: Vec::new(), entry })
     }
 
     /// Runs tiles of `tile` pairs at most.
@@ -155,10 +177,17 @@ impl<L: Launcher> MetalKernels<L> {
 
 /// A matrix on the device.
 pub(super) struct Placed<B> {
-    /// Weights and scales.
-    pub(super) buffers: [B; 2],
+    /// Weights and scales, where they were copied.
+    pub(super) buffers: Vec<B>,
     /// Its entry of a table.
     pub(super) entry: Vec<u8>,
+}
+
+impl<B> Placed<B> {
+    /// What a launch has to be told of.
+    pub(super) fn reached(&self) -> Vec<&B> {
+        self.buffers.iter().collect()
+    }
 }
 
 struct Tables<B> {
@@ -200,7 +229,7 @@ impl<L: Launcher> KernelDevice for MetalKernels<L> {
         let (x, result) = (self.of_floats(x)?, self.of_floats(out)?);
         if sizes.rows > 0 {
             let launch = encode::matmul(self.grid, m.layout(), sizes.rows, [&matrix, &x, &result])?;
-            self.run(launch, &[&placed.buffers[0], &placed.buffers[1]])?;
+            self.run(launch, &placed.reached())?;
         }
         self.read_into(&result, out)
     }
@@ -212,7 +241,7 @@ impl<L: Launcher> KernelDevice for MetalKernels<L> {
         let (x, result) = (self.of_floats(x)?, self.of_floats(out)?);
         if sizes.rows > 0 {
             let launch = encode::gemm(self.grid, m.layout(), sizes.rows, [&matrix, &x, &result])?;
-            self.run(launch, &[&placed.buffers[0], &placed.buffers[1]])?;
+            self.run(launch, &placed.reached())?;
         }
         self.read_into(&result, out)
     }

@@ -44,6 +44,10 @@ pub trait Launcher {
     /// Where kernels find the buffer's first byte: what a pointer in a table of addresses holds (`gpuAddress`).
     fn address(&self, buffer: &Self::Buffer) -> u64;
 
+    /// Where kernels find host memory that is declared to the device, if they reach it in place; its owner keeps it
+    /// alive and as it is until launches that read it have ended.
+    fn host_address(&self, bytes: &[u8]) -> Option<u64>;
+
     /// The buffer's bytes, once all launches have ended.
     ///
     /// # Errors

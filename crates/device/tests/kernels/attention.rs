@@ -304,15 +304,24 @@ pub fn selections_agree_with_the_reference(device: &mut dyn KernelDevice) -> Out
     Ok(())
 }
 
-/// NaN counts as lowest, infinities as what they are, and subnormal scores differ.
+/// NaN counts as lowest, infinities as what they are, and neighbours differ.
 pub fn selections_stand_extremes(device: &mut dyn KernelDevice) -> Outcome {
-    let mut keys: Vec<f32> = (0..90u32).map(|i| f32::from_bits(i * 37 % 89 + 1) * 4.0).collect();
+    let mut keys: Vec<f32> = (0..90u32).map(|i| f32::from_bits(1f32.to_bits() + i * 37 % 89)).collect();
     for (at, bad) in [(5, f32::NAN), (6, f32::INFINITY), (40, f32::NAN), (77, f32::INFINITY)] {
         keys[at] = bad;
     }
     for (top_k, weight) in [(1, 1.0), (2, 1.0), (30, 1.0), (30, -1.0), (86, 1.0), (88, 1.0), (89, -1.0)] {
         let indexer = Indexer { heads: 1, dim: 1, top_k, keys: &keys, counts: &[90] };
         selections_agree(device, &format!("{top_k}, weight {weight}"), &indexer, &[1.0], &[weight])?;
+    }
+    // ∞ − ∞ is NaN and counts as much as −∞, which a finite key gives where one product overflows.
+    let mut keys = vec![0.5f32; 40];
+    for at in 0..12 {
+        keys[at * 3] = [f32::INFINITY, 3e38, 2e38][at % 3];
+    }
+    for top_k in 28..40 {
+        let indexer = Indexer { heads: 2, dim: 1, top_k, keys: &keys, counts: &[40] };
+        selections_agree(device, "∞ − ∞", &indexer, &[1.0, 1e10], &[1.0, -1.0])?;
     }
     Ok(())
 }

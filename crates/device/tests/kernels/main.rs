@@ -70,6 +70,8 @@ suite!(the_reference_passes, Reference::new().unwrap());
 
 #[cfg(feature = "msl-cpu")]
 mod on_metal {
+    use metaltail_device::residency::Mode;
+
     use super::{KernelDevice, faults, metal};
 
     suite!(metal_passes, metal::device(0, 1));
@@ -77,5 +79,9 @@ mod on_metal {
     suite!(metal_passes_past_the_launch_limit, metal::device(0, 1).with_most_groups(2));
     // Weights that begin at an odd address, as in a file.
     suite!(metal_passes_at_odd_addresses, metal::device(1, 1).with_weights_between(5, 3));
+    suite!(metal_passes_without_subnormals, metal::flushing());
+    // What launches reach through addresses declared once, and with every launch; nothing else can be read.
+    suite!(metal_passes_declared_once, metal::declaring(Mode::Set));
+    suite!(metal_passes_declared_with_every_launch, metal::declaring(Mode::Walk));
     suite!(metal_passes_in_shuffled_orders, metal::device(77, 2));
 }

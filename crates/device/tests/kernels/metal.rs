@@ -1,9 +1,10 @@
 //! What only the Metal kernels on the processor are asked: any order of threads gives the same bits, and mistakes
 //! are found.
 
-use metaltail_device::kernels::{Indexer, KernelDevice, Router};
-use metaltail_device::metal::MetalKernels;
-use metaltail_device::metal::cpu::CpuLauncher;
+use metaltail_device::kernels::{Indexer, KernelDevice, KernelError, Router};
+use metaltail_device::metal::cpu::{CpuBuffer, CpuLauncher};
+use metaltail_device::metal::{Launch, Launcher, MetalKernels};
+use metaltail_device::residency::Mode;
 use metaltail_quant::Format;
 
 use crate::attention::Case;
@@ -16,6 +17,16 @@ pub type Device = MetalKernels<CpuLauncher>;
 
 pub fn device(order: u32, threads: u32) -> Device {
     MetalKernels::new(CpuLauncher::new(order, threads))
+}
+
+/// As [`device`], where subnormals count as zeros.
+pub fn flushing() -> Device {
+    MetalKernels::new(CpuLauncher::new(0, 1).flushing_subnormals())
+}
+
+/// As [`device`], where memory that is not declared cannot be read.
+pub fn declaring(mode: Mode) -> Device {
+    MetalKernels::new(CpuLauncher::new(0, 1).declaring(mode))
 }
 
 /// Scores and choice of a few rows, for comparisons of bits.
@@ -77,13 +88,74 @@ fn neither_the_launch_nor_the_address_changes_a_bit() {
     assert!(bits(&mut device(0, 1).with_most_groups(1)) == usual, "one threadgroup");
     assert!(bits(&mut device(0, 1).with_weights_between(4, 4)) == usual, "aligned weights inside a buffer");
     assert!(bits(&mut device(0, 1).with_weights_between(1, 7)) == usual, "odd addresses");
+    assert!(bits(&mut device(0, 1).with_weights_in_place()) == usual, "in the caller's memory");
 }
 
-/// What the suite first says about a device with one planted mistake, in some orders of threads.
+/// The invariant of residency, at the level of kernels: how memory is declared is no part of the arithmetic.
+#[test]
+fn declared_once_or_with_every_launch_the_bits_are_the_same() {
+    let usual = bits(&mut device(0, 1));
+    for mode in [Mode::Set, Mode::Walk] {
+        let mut device = declaring(mode);
+        assert!(bits(&mut device) == usual, "{mode:?}");
+        let stats = device.launcher().residency().unwrap();
+        assert!(stats.submissions > 0 && stats.registered > 0, "{stats:?}");
+        assert_eq!(mode == Mode::Set, stats.declared == 0, "{stats:?}");
+        assert_eq!(mode == Mode::Set, stats.commits > 0, "{stats:?}");
+        assert_eq!((stats.allocations, stats.registered), (0, stats.unregistered), "all freed: {stats:?}");
+    }
+}
+
+/// A launcher that tells its device nothing of what kernels reach through addresses.
+struct Forgetful(CpuLauncher);
+
+impl Launcher for Forgetful {
+    type Buffer = CpuBuffer;
+
+    fn name(&self) -> &'static str {
+        "forgetful"
+    }
+
+    fn buffer(&mut self, bytes: &[u8]) -> Result<CpuBuffer, KernelError> {
+        self.0.buffer(bytes)
+    }
+
+    fn address(&self, buffer: &CpuBuffer) -> u64 {
+        self.0.address(buffer)
+    }
+
+    fn host_address(&self, bytes: &[u8]) -> Option<u64> {
+        self.0.host_address(bytes)
+    }
+
+    fn read(&mut self, buffer: &CpuBuffer) -> Result<Vec<u8>, KernelError> {
+        self.0.read(buffer)
+    }
+
+    fn launch(&mut self, launch: &Launch<'_, CpuBuffer>, _: &[&CpuBuffer]) -> Result<(), KernelError> {
+        self.0.launch(launch, &[])
+    }
+}
+
+#[test]
+fn what_is_not_declared_cannot_be_read() {
+    for mode in [Mode::Set, Mode::Walk] {
+        let mut device = MetalKernels::new(Forgetful(CpuLauncher::new(0, 1).declaring(mode)));
+        let mut numbers = Numbers::new(3);
+        let (m, x) = (numbers.matrix(Format::Int8Row, 5, 40), numbers.floats(40));
+        let refused = product(&mut device, "a product", &m, &x).unwrap_err();
+        assert!(refused.contains("the kernel met memory that is none of its own"), "{refused}");
+        let refused = Pass::new(5, 3, 40, 20).run(&mut device, "experts").unwrap_err();
+        assert!(refused.contains("the kernel met memory that is none of its own"), "{refused}");
+    }
+}
+
+/// What the suite first says about a device with one planted mistake, in some orders of threads and at last where
+/// subnormals are flushed.
 fn found(plant: &Planted, number: usize) -> Option<String> {
-    [0, 1, 9].into_iter().find_map(|order| {
-        let device = device(order, 1).with_most_groups(3);
-        let mut wrong = device.with_replaced(plant.kind.kernels, &prefix(number));
+    let devices = [|| device(0, 1), || device(1, 1), || device(9, 1), flushing];
+    devices.into_iter().find_map(|device| {
+        let mut wrong = device().with_most_groups(3).with_replaced(plant.kind.kernels, &prefix(number));
         faults(&mut wrong, plant.kind.claims).next()
     })
 }

@@ -171,6 +171,10 @@ pub fn routes_survive_damaged_logits(device: &mut dyn KernelDevice) -> Outcome {
         // More damaged ones than sound ones: the lowest ids follow with weight zero.
         logits[163..200].fill(f32::NEG_INFINITY);
         routes_agree(device, "damaged logits", &router, &logits)?;
+        // Others' choices below zero: a damaged one has to lose against those, too.
+        let bias: Vec<f32> = (0..40).map(|expert| if expert % 5 == 0 { 0.0 } else { -2.0 }).collect();
+        let biased = Router { bias: Some(&bias), ..router };
+        routes_agree(device, "damaged logits with biases", &biased, &logits)?;
         let large: Vec<f32> = (0..40).map(|e| [f32::MAX, f32::MIN, 88.0, -88.0][e % 4]).collect();
         routes_agree(device, "the largest logits", &router, &large)?;
     }

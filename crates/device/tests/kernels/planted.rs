@@ -47,7 +47,7 @@ const SELECT: Kind = kind("select.metal", "select_", "selections");
 const GEMM: Kind = kind("gemm.metal", "gemm_", "prefill");
 
 /// All of them.
-pub const PLANTED: [Planted; 52] = [
+pub const PLANTED: [Planted; 53] = [
     // Decoding: nibbles, signs, offsets, subnormals and NaN of fp8, bytes of a ragged end and of odd addresses.
     planted(MATMUL, "nibbles >> (4 * i) & 15", "nibbles >> (4 * (i ^ 1)) & 15"),
     planted(
@@ -95,6 +95,7 @@ pub const PLANTED: [Planted; 52] = [
         "staged[j] = a * c - b * s;\n            staged[half_dim + j] = b * c + a * s;\n        }\n        threadgroup_barrier(mem_flags::mem_threadgroup);\n        for (uint i = tid; i < p.dim; i += threads) at[i] = staged[i];",
         "at[j] = a * c - b * s;\n            at[half_dim + j] = b * c + a * s;\n        }",
     ),
+    planted(ROUTE, "bias_alone ? bias : score + bias", "score + bias"),
     // Ties by the highest id, floats instead of keys, groups by their best expert alone.
     planted(ROUTE, "keys[j] == key && j < at", "keys[j] == key && j > at"),
     planted(
@@ -137,7 +138,7 @@ pub const PLANTED: [Planted; 52] = [
     planted(SELECT, "rank < equals", "rank <= equals"),
     planted(SELECT, "equals_before += all_equal", "equals_before += all_taken"),
     planted(SELECT, "nan ? ~uint(MINUS_INFINITY) : key_of(score)", "key_of(score)"),
-    planted(SELECT, "t < count && key == last", "key == last"),
+    planted(SELECT, "t < count ? select_key(of_row[t]) : 0", "select_key(of_row[min(t, count - 1)])"),
     // Prefill: columns past the end, inputs past the end, a quarter in the wrong place, barriers.
     planted(GEMM, "inside ? x[ulong(input) * m.cols + col + i] : 0.0f", "x[ulong(input) * m.cols + col + i]"),
     planted(GEMM, "input < p.inputs && at < m.rows", "at < m.rows"),
