@@ -46,6 +46,14 @@ fn threadgroup_variables_become_one_copy_that_starts_as_nan() {
 }
 
 #[test]
+fn the_size_of_a_threadgroup_variable_may_be_a_product_and_a_pointer_is_none() {
+    let product = run("kernel void f(device float* y) { threadgroup float a[N * 4]; y[0] = a[0]; }").unwrap();
+    assert!(product.contains("msl::tg_var(&a, sizeof(a))"), "{product}");
+    let pointer = run("void f(threadgroup float* a) { threadgroup float* b; b = a; }").unwrap();
+    assert!(!pointer.contains("tg_var"), "{pointer}");
+}
+
+#[test]
 fn vector_casts_are_spelled_out() {
     assert!(run("void f() { float4 a = (float4)b; }").unwrap().contains("msl::Cast<float4>{} ->* "));
 }

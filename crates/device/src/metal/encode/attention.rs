@@ -33,6 +33,19 @@ pub(in crate::metal) struct AttentionBuffers<'a, B> {
     pub(in crate::metal) out: &'a B,
 }
 
+/// A kernel whose parameters come behind its buffers.
+fn launch_of<'a, B>(
+    kernel: &str,
+    buffers: &[&'a B],
+    parameters: &[u8],
+    groups: [u32; 2],
+    threads: u32,
+) -> Launch<'a, B> {
+    let bound = buffers.iter().zip(0u32..).map(|(buffer, index)| Argument::Buffer(index, *buffer, 0));
+    let parameters = Argument::Bytes(buffers.len() as u32, parameters.to_vec());
+    Launch { kernel: kernel.into(), arguments: bound.chain([parameters]).collect(), groups, threads }
+}
+
 /// The five launches of an attention, one behind the other.
 pub(in crate::metal) fn attend<'a, B>(
     grid: Grid,
@@ -58,36 +71,33 @@ pub(in crate::metal) fn attend<'a, B>(
     ]);
     let tile = if rows == 1 { 1 } else { 4 };
     let head_tiles = grid.cap(rows.saturating_mul(heads.div_ceil(HEADS)));
-    let launch = |kernel: String, from: &[&'a B], groups, threads| {
-        let buffers = from.iter().zip(0u32..).map(|(buffer, index)| Argument::Buffer(index, *buffer, 0));
-        let parameters = Argument::Bytes(from.len() as u32, parameters.clone());
-        Launch { kernel, arguments: buffers.chain([parameters]).collect(), groups, threads }
-    };
+    let launch =
+        |kernel: &str, from: &[&'a B], groups, threads| launch_of(kernel, from, &parameters, groups, threads);
     let b = buffers;
     // A thread takes eight columns of a latent.
     let eights = lora.div_ceil(8).max(rope);
     Ok([
         launch(
-            format!("mla_absorb_{tile}"),
+            &format!("mla_absorb_{tile}"),
             &[b.kv_b, b.queries, b.absorbed],
             [grid.cap(eights.div_ceil(2 * SIMD)), grid.cap(heads)],
             2 * SIMD,
         ),
         launch(
-            "mla_scores".into(),
+            "mla_scores",
             &[b.absorbed, b.keys, b.rows, b.lists, b.scores],
             [grid.cap(span.div_ceil(ROW_SIMDS)), head_tiles],
             ROW_SIMDS * SIMD,
         ),
-        launch("mla_softmax".into(), &[b.scores, b.rows], [grid.cap(both), 1], ROW_THREADS),
+        launch("mla_softmax", &[b.scores, b.rows], [grid.cap(both), 1], ROW_THREADS),
         launch(
-            "mla_mix".into(),
+            "mla_mix",
             &[b.scores, b.keys, b.rows, b.lists, b.mixed],
             [grid.cap(lora.div_ceil(SIMD)), head_tiles],
             SLICES * SIMD,
         ),
         launch(
-            format!("mla_values_{tile}"),
+            &format!("mla_values_{tile}"),
             &[b.kv_b, b.mixed, b.out],
             grid.rows(values, rows.div_ceil(tile)),
             ROW_SIMDS * SIMD,
@@ -113,11 +123,8 @@ pub(in crate::metal) fn select<'a, B>(
         (indexer.dim as f32).powf(-0.5).to_bits(),
         (indexer.heads as f32).powf(-0.5).to_bits(),
     ]);
-    let launch = |kernel: &str, from: &[&'a B], groups, threads| {
-        let buffers = from.iter().zip(0u32..).map(|(buffer, index)| Argument::Buffer(index, *buffer, 0));
-        let parameters = Argument::Bytes(from.len() as u32, parameters.clone());
-        Launch { kernel: kernel.into(), arguments: buffers.chain([parameters]).collect(), groups, threads }
-    };
+    let launch =
+        |kernel: &str, from: &[&'a B], groups, threads| launch_of(kernel, from, &parameters, groups, threads);
     Ok([
         launch(
             "select_scores",
