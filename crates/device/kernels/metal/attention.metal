@@ -117,7 +117,8 @@ kernel void mla_absorb(constant Matrix* kv_b [[buffer(0)]],
             }
             for (uint i = group.x * threads.x + tid; i < p.rope; i += groups.x * threads.x) {
                 for (uint n = 0; n < count; n++) {
-                    absorbed[(ulong(first + n) * p.heads + head) * width + p.lora + i] = queries[inputs.at[n] + p.nope + i];
+                    const ulong to = (ulong(first + n) * p.heads + head) * width + p.lora;
+                    absorbed[to + i] = queries[inputs.at[n] + p.nope + i];
                 }
             }
         }
