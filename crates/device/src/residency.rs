@@ -8,7 +8,7 @@
 //!   driver but the trait [`ResidencyDriver`], and no thread.
 //! * [`Residency`] is the ledger behind a lock, for loaders that add memory and a thread that submits. It waits
 //!   where memory is to be removed that a submission may still read.
-//! * [`rank`] keeps driver calls out of the expert store's lock.
+//! * [`metaltail_store::rank`] keeps driver calls out of the expert store's lock.
 //!
 //! The points that the design must hold, and the tests named after them: `docs/design/residency.md`.
 

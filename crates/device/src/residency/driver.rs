@@ -58,7 +58,7 @@ pub struct DriverError {
     pub reason: String,
 }
 
-/// The calls of a driver. None is made while a lock of the expert store is held ([`super::rank`]).
+/// The calls of a driver. None is made while a lock of the expert store is held ([`metaltail_store::rank`]).
 ///
 /// Additions and removals take effect with the set's next commit, and only then.
 pub trait ResidencyDriver: Send {
