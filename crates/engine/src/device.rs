@@ -4,6 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+#[cfg(feature = "msl-cpu")]
+use metaltail_device::kernels::KernelExperts;
+#[cfg(feature = "msl-cpu")]
+use metaltail_device::metal::{MetalKernels, cpu::CpuLauncher};
 use metaltail_device::residency::{
     KeepAlive, KeepAliveError, KeepAliveTimes, Ledger, Mode, Residency, ResidencyError, ResidencyStats,
 };
@@ -19,6 +23,9 @@ pub enum DeviceKind {
     Cpu,
     /// A simulated accelerator: the processor's arithmetic in `f32`, an accelerator's rules for memory.
     Sim,
+    /// The same with the arithmetic of the Metal kernels, which run on the processor.
+    #[cfg(feature = "msl-cpu")]
+    SimMetal,
 }
 
 impl DeviceKind {
@@ -27,6 +34,8 @@ impl DeviceKind {
         match self {
             DeviceKind::Cpu => "cpu",
             DeviceKind::Sim => "sim",
+            #[cfg(feature = "msl-cpu")]
+            DeviceKind::SimMetal => "sim-metal",
         }
     }
 }
@@ -110,16 +119,27 @@ impl Device {
     ) -> Result<(Device, Box<dyn ExpertCompute>), KeepAliveError> {
         match options.kind {
             DeviceKind::Cpu => Ok((Device { _keep_alive: None, sim: None }, Box::new(cpu))),
-            DeviceKind::Sim => {
-                let ledger = Ledger::new(SimDriver::new(Profile::m5max()), options.residency);
-                let residency = Arc::new(Residency::new(ledger));
-                let experts = SimExperts::new(cpu, arena, options.slabs, Arc::clone(&residency));
-                // Nothing is to be kept where nothing stays declared.
-                let times = options.keep_alive.filter(|_| options.residency == Mode::Set);
-                let keep_alive = times.map(|times| KeepAlive::start(&residency, times)).transpose()?;
-                Ok((Device { _keep_alive: keep_alive, sim: Some(residency) }, Box::new(experts)))
+            DeviceKind::Sim => Device::sim(options, Box::new(cpu), arena),
+            #[cfg(feature = "msl-cpu")]
+            DeviceKind::SimMetal => {
+                let kernels = MetalKernels::new(CpuLauncher::new(0, 1)).with_weights_in_place();
+                Device::sim(options, Box::new(KernelExperts::new(kernels)), arena)
             }
         }
+    }
+
+    fn sim(
+        options: &DeviceOptions,
+        arithmetic: Box<dyn ExpertCompute>,
+        arena: ArenaView,
+    ) -> Result<(Device, Box<dyn ExpertCompute>), KeepAliveError> {
+        let ledger = Ledger::new(SimDriver::new(Profile::m5max()), options.residency);
+        let residency = Arc::new(Residency::new(ledger));
+        let experts = SimExperts::new(arithmetic, arena, options.slabs, Arc::clone(&residency));
+        // Nothing is to be kept where nothing stays declared.
+        let times = options.keep_alive.filter(|_| options.residency == Mode::Set);
+        let keep_alive = times.map(|times| KeepAlive::start(&residency, times)).transpose()?;
+        Ok((Device { _keep_alive: keep_alive, sim: Some(residency) }, Box::new(experts)))
     }
 
     /// Lets the least used memory be taken by others, at least so many bytes of it; the next submission asks

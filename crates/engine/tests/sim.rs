@@ -207,3 +207,47 @@ fn a_cadence_that_keeps_nothing_alive_is_refused() {
     let refused = model.try_open(&EngineOptions { device, ..settings() }).err().unwrap();
     assert!(matches!(refused, EngineError::KeepAlive(_)), "{refused}");
 }
+
+/// Greedy ids, and by how much each led over the next.
+#[cfg(feature = "msl-cpu")]
+fn ids_with_margins(engine: &metaltail_engine::Engine, prompt: &[u32]) -> (Vec<u32>, Vec<f32>) {
+    let (mut ids, mut margins) = (Vec::new(), Vec::new());
+    let mut session = metaltail_engine::Session::new(engine);
+    let mut next = |logits: &[f32]| {
+        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+        let others = logits.iter().enumerate().filter(|(id, _)| *id != best);
+        let second = others.map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
+        ids.push(best as u32);
+        margins.push(logits[best] - second);
+        (ids.len() < TOKENS).then_some(best as u32)
+    };
+    session.follow(prompt, &metaltail_model::CancelFlag::new(), &mut next).unwrap();
+    (ids, margins)
+}
+
+/// The Metal kernels in their place: experts in the store's slots, found by address, in several formats. Their sums
+/// have another order than the processor's, so ids agree as far as one leads by more than a rounding.
+#[test]
+#[cfg(feature = "msl-cpu")]
+fn metal_kernels_choose_the_ids_of_the_processor() {
+    use metaltail_container::synth::{Like, SynthFormat};
+    for format in [SynthFormat::Slab, SynthFormat::Colibri] {
+        let model = Synthetic::of(Like::Tiny, format);
+        let cpu = model.open(&EngineOptions { exact: true, ..settings() });
+        let mut compared = 0;
+        for prompt in 0..3 {
+            let prompt = random_ids(PROMPT, 256, prompt);
+            let (wanted, margins) = ids_with_margins(&cpu, &prompt);
+            for residency in [ResidencyMode::Set, ResidencyMode::Walk] {
+                let kind = DeviceKind::SimMetal;
+                let device = DeviceOptions { kind, ..sim(residency, SlabAllocation::Arena) };
+                let metal = model.open(&EngineOptions { device, cap: Some(6), ..settings() });
+                let (found, _) = ids_with_margins(&metal, &prompt);
+                common::assert_greedy(&found, &wanted, &margins, 1e-3, "Metal kernels");
+                assert!(metal.device_figures().unwrap().experts > 0);
+                compared += margins.iter().take_while(|margin| **margin >= 1e-3).count();
+            }
+        }
+        assert!(compared > 3 * TOKENS, "margins are too small to compare more than {compared} ids");
+    }
+}

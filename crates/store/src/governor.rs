@@ -200,11 +200,11 @@ mod tests {
         }
         // Without a reserve: that is the user's to say.
         let tight = Some(Probe { headroom: 4 * GIB, pressure: None, swapped: 0 });
+        let others = Some(Probe { headroom: 3 * GIB, pressure: None, swapped: 0 });
         assert_eq!(g.judge(at(60), 3 * GIB, 4 * GIB, tight), Order::Stay);
         assert_eq!(g.judge(at(61), 5 * GIB, 4 * GIB, tight), Order::GiveBack { limit: 4 * GIB });
         // Others in its group take memory: less is better than being killed.
         let limit = usual_limit(3 * GIB);
-        let others = Some(Probe { headroom: 3 * GIB, ..tight.unwrap() });
         assert_eq!(g.judge(at(62), 3 * GIB, 4 * GIB, others), Order::Restrict { limit });
         assert_eq!(g.judge(at(63), 2 * GIB, 2 * GIB, leaves(64)), Order::Stay);
         assert_eq!(g.judge(at(93), 2 * GIB, 2 * GIB, leaves(64)), Order::Take { bytes: 2 * GIB });

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use metaltail_kernels::{Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask};
+use metaltail_kernels::{Completion, ComputeError, ExpertCompute, ExpertTask};
 use metaltail_quant::MatrixRef;
 use metaltail_store::ArenaView;
 
@@ -33,9 +33,10 @@ impl SlabAllocation {
 /// Where activations and results lie, as far as barriers go: behind all memory that there is.
 const SCRATCH: usize = 1 << 62;
 
-/// [`ExpertCompute`] on a simulated device: arithmetic by the processor in `f32`, memory by the device's rules.
+/// [`ExpertCompute`] on a simulated device: arithmetic by another one, which is done when its `submit` returns (the
+/// processor's in `f32`, or Metal kernels on the processor), memory by the device's rules.
 pub struct SimExperts {
-    inner: CpuExperts,
+    inner: Box<dyn ExpertCompute>,
     arena: ArenaView,
     slabs: SlabAllocation,
     residency: Arc<Residency<SimDriver>>,
@@ -54,7 +55,7 @@ impl fmt::Debug for SimExperts {
 impl SimExperts {
     /// Experts of `arena`, computed by `inner`, on the device behind `residency`.
     pub fn new(
-        inner: CpuExperts,
+        inner: Box<dyn ExpertCompute>,
         arena: ArenaView,
         slabs: SlabAllocation,
         residency: Arc<Residency<SimDriver>>,

@@ -1,0 +1,20 @@
+//! Metal kernels: their source, the layout of what they read, and how they are launched.
+//!
+//! Everything here is plain code for every system. What is missing on a system is a [`Launcher`]: with the feature
+//! `msl-cpu` (for tests, needs clang 19) `cpu` has one that runs the kernels on the processor. Nothing has been run
+//! on a Mac: `docs/design/metal.md` says what is known and what is not.
+
+mod attention;
+mod encode;
+mod kernels;
+mod launch;
+mod layout;
+mod source;
+
+#[cfg(feature = "msl-cpu")]
+pub mod cpu;
+
+pub use kernels::MetalKernels;
+pub use launch::{Argument, Launch, Launcher};
+pub use layout::{EXPERT_BYTES, MATRIX_BYTES};
+pub use source::source;
