@@ -10,7 +10,7 @@ use std::process::Command;
 use metaltail_model::text::Tokenizer;
 use models::{ask, call, count, demo, ids, ids_file, oracle, piped, seeded_ids};
 use program::tiny;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const QUESTION: &str = "Define \"hummingbird\".";
 /// Bytes of one expert of the demo model, padding included.
@@ -421,8 +421,15 @@ fn a_seed_decides_the_text() {
     let unset = ask(&[QUESTION, "--max-tokens", "4"]);
     let config = &unset["stats"]["config"];
     assert_eq!(config["seed"], 0);
-    assert!((config["temperature"].as_f64().unwrap() - 0.7).abs() < 1e-6, "{config}");
-    assert!((config["top_p"].as_f64().unwrap() - 0.9).abs() < 1e-6, "{config}");
+    // With the digits that were written, not those of a wider number.
+    assert_eq!((&config["temperature"], &config["top_p"]), (&json!(0.7), &json!(0.9)));
+    let set = ask(&[QUESTION, "--max-tokens", "3", "--min-p", "0.1", "--expert-top-p", "0.8"]);
+    let config = &set["stats"]["config"];
+    assert_eq!((&config["min_p"], &config["expert_top_p"]), (&json!(0.1), &json!(0.8)));
+    let dropped = |of: &str| count(&set, &format!("/stats/experts/{of}dropped"));
+    assert!(dropped("decode/") <= dropped("") && dropped("") > 0, "{}", set["stats"]["experts"]);
+    let notices = set["stats"]["notices"].to_string();
+    assert!(notices.contains("lossy") && notices.contains("metaltail score says"), "{notices}");
 }
 
 #[test]
