@@ -166,6 +166,22 @@ fn counters_agree_with_one_another_and_with_the_model() {
 }
 
 #[test]
+fn the_least_memory_that_a_refusal_names_is_enough() {
+    let dir = tiny("slab");
+    let file = ids_file(dir.path(), &[1, 2, 3]);
+    let with = |ram: &str| {
+        let base =
+            ["run", "--model", "model", "--max-tokens", "1", "--ids", file.to_str().unwrap(), "--json"];
+        call(dir.path(), &[&base[..], &["--ram", ram]].concat())
+    };
+    let refused = with("4M").expect(4).error();
+    let (_, after) = refused.split_once("Give --ram ").unwrap_or_else(|| panic!("{refused}"));
+    let least: u64 = after.split_once("M,").unwrap().0.parse().unwrap();
+    with(&format!("{}M", least - 1)).expect(4);
+    with(&format!("{least}M")).expect(0);
+}
+
+#[test]
 fn memory_terms_and_the_peak_stay_within_the_budget() {
     let answer = ask(&[QUESTION, "--max-tokens", "16", "--ram", "160M", "--context", "512"]);
     let memory = &answer["stats"]["memory"];
