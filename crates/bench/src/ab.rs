@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Spread;
 use crate::arm::ArmRecord;
-use crate::compare::{self, Difference};
+use crate::compare::{self, Difference, Foreseen};
 use crate::figures::FIGURES;
 use crate::harness::{Arm, Harness, Noise, Role, Run, Runner, Step, ab_order, cache_hits, degenerate, floor};
 use crate::job::Job;
@@ -172,6 +172,15 @@ fn name(differences: &[Difference]) -> String {
     let own: Vec<String> =
         differences.iter().filter(|difference| !difference.follows).map(ToString::to_string).collect();
     own.join(", ")
+}
+
+/// Why two arms need not be run at all, as far as given settings tell.
+pub fn refused_beforehand(a: &Arm, b: &Arm, several: bool) -> Option<String> {
+    let foreseen = Foreseen::of(&a.given, &b.given);
+    match foreseen.differences.len() {
+        0 if !foreseen.complete => None,
+        _ => unsuitable(&foreseen.differences, several),
+    }
 }
 
 /// One variable a row.

@@ -1,5 +1,6 @@
 //! What two arms differ in, and whether what was asked for really happened.
 
+use metaltail_engine::DEFAULT_POLICY;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -25,7 +26,7 @@ const CACHE: [&str; 2] = ["cap", "policy"];
 
 /// A setting, the value with which it shows, and the counter that cannot be zero then. `None` stands
 /// for every value but off, auto, none and all of it.
-const ENGAGED: [(&str, Option<&str>, &str); 10] = [
+const ENGAGED: [(&str, Option<&str>, &str); 12] = [
     ("direct", Some("on"), "/io/total_reads"),
     ("io", None, "/io/total_reads"),
     ("checksums", Some("on"), "/experts/verified"),
@@ -36,7 +37,13 @@ const ENGAGED: [(&str, Option<&str>, &str); 10] = [
     ("draft", None, "/draft/proposed"),
     ("device", Some("metal"), "/device/submissions"),
     ("device", Some("cuda"), "/device/submissions"),
+    ("residency", Some("walk"), "/residency/declared_per_submit"),
+    ("slab_allocation", Some("per-expert"), "/device/submissions"),
 ];
+
+/// Settings of which it is not known beforehand what a given value becomes: the profile's file, and how many
+/// experts fill a size.
+const OPEN: [&str; 2] = ["usage", "pin_size"];
 
 /// A setting that has two values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -84,6 +91,68 @@ pub fn differences(a: &Value, b: &Value) -> Vec<Difference> {
     found
 }
 
+/// What two arms are known to differ in before any of them ran.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Foreseen {
+    /// Settings that certainly come out differently.
+    pub differences: Vec<Difference>,
+    /// Whether all others certainly come out the same.
+    pub complete: bool,
+}
+
+impl Foreseen {
+    /// What given settings say.
+    pub fn of(a: &Map<String, Value>, b: &Map<String, Value>) -> Foreseen {
+        let mut foreseen = Foreseen { complete: true, ..Foreseen::default() };
+        let more = b.keys().filter(|key| !a.contains_key(*key));
+        for key in a.keys().chain(more).filter(|key| !NO_SETTINGS.contains(&key.as_str())) {
+            if a.get(key) == b.get(key) {
+                continue;
+            }
+            match (certain(a, key), certain(b, key)) {
+                (Some(a), Some(b)) if same(&a, &b) => {}
+                (Some(a), Some(b)) => {
+                    foreseen.differences.push(Difference { key: key.clone(), a, b, follows: false });
+                }
+                _ => foreseen.complete = false,
+            }
+        }
+        foreseen
+    }
+}
+
+/// What a setting becomes, where neither the model nor the machine has a say in it.
+fn certain(given: &Map<String, Value>, key: &str) -> Option<Value> {
+    match given.get(key) {
+        Some(_) if OPEN.contains(&key) => None,
+        Some(value) if value == "auto" && key != "pin" => None,
+        Some(value) => Some(value.clone()),
+        None => usual(key),
+    }
+}
+
+/// What a setting is where nothing is said of it.
+fn usual(key: &str) -> Option<Value> {
+    Some(match key {
+        "policy" => DEFAULT_POLICY.name().into(),
+        "prefetch" | "checksums" => "on".into(),
+        "pin" => "auto".into(),
+        "exact" => false.into(),
+        "expert_top_p" => 1.0.into(),
+        "device" => "cpu".into(),
+        "residency" => "set".into(),
+        "slab_allocation" => "arena".into(),
+        "draft" => "off".into(),
+        "chunk_size" => Value::Null,
+        _ => return None,
+    })
+}
+
+/// Whether two values are the same, however a number is written.
+fn same(a: &Value, b: &Value) -> bool {
+    a == b || (a.is_number() && a.as_f64() == b.as_f64())
+}
+
 /// Whether a configuration's value came from the user.
 fn was_given(config: &Map<String, Value>, key: &str) -> bool {
     let origin = config.get("origins").and_then(|origins| origins.get(key)).and_then(Value::as_str);
@@ -108,9 +177,9 @@ pub fn fallback(given: &Map<String, Value>, config: &Value) -> Option<String> {
     };
     given.iter().filter(|(key, value)| !resolves(key, value)).find_map(|(key, wanted)| {
         let got = config.get(key).unwrap_or(&Value::Null);
-        let same = got == wanted || (got.is_number() && got.as_f64() == wanted.as_f64());
         let flag = key.replace('_', "-");
-        (!same).then(|| format!("--{flag} {} was asked for and {} was used", word(wanted), word(got)))
+        (!same(got, wanted))
+            .then(|| format!("--{flag} {} was asked for and {} was used", word(wanted), word(got)))
     })
 }
 
@@ -168,6 +237,31 @@ mod tests {
     fn sampling_and_output_are_no_settings_of_the_engine() {
         assert!(keys(json!({"json": true, "seed": 1}), json!({"json": false, "seed": 2})).is_empty());
         assert_eq!(keys(json!({}), json!({"loaders": 2})), [("loaders".into(), false)]);
+    }
+
+    #[test]
+    fn what_flags_alone_tell_is_foreseen() {
+        let of = |a: Value, b: Value| {
+            let foreseen = Foreseen::of(a.as_object().unwrap(), b.as_object().unwrap());
+            let keys: Vec<String> = foreseen.differences.iter().map(|it| it.key.clone()).collect();
+            (keys.join(" "), foreseen.complete)
+        };
+        let cases = [
+            (json!({}), json!({}), "", true),
+            (json!({"usage": "off"}), json!({"usage": "off"}), "", true),
+            (json!({"cap": 4}), json!({"cap": 8, "policy": "lru"}), "cap policy", true),
+            // Said, and what it is without a word.
+            (json!({"policy": "frecency", "expert_top_p": 1}), json!({}), "", true),
+            // What the other arm comes to depends on memory, or on a measurement.
+            (json!({"cap": 4}), json!({}), "", false),
+            (json!({"direct": "on"}), json!({"direct": "auto"}), "", false),
+            (json!({"pin_size": 4096}), json!({"pin_size": 4097}), "", false),
+            (json!({"pin": "off"}), json!({"seed": 3}), "pin", true),
+        ];
+        for (a, b, keys, complete) in cases {
+            assert_eq!(of(a.clone(), b.clone()), (keys.to_owned(), complete), "{a} {b}");
+            assert_eq!(of(b.clone(), a.clone()).1, complete, "{b} {a}");
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub const SPEED: &str = "tokens_per_second";
 
 /// All figures, in the order of tables. Rates and times drift with the machine; bytes, look-ups and
 /// waits are what explains them.
-pub const FIGURES: [Figure; 24] = [
+pub const FIGURES: [Figure; 25] = [
     Figure { key: SPEED, name: "decode, tokens/s", of: |row| over(row.tokens as f64, row.decode.seconds) },
     Figure {
         key: "hit_rate",
@@ -37,13 +37,21 @@ pub const FIGURES: [Figure; 24] = [
     Figure { key: "staged_share", name: "hits, staged", of: |row| tier(row, "staged") },
     Figure {
         key: "selections_per_token",
-        name: "experts used a token",
+        name: "experts chosen a token",
         of: |row| token(row, stat(row, "/experts/decode/selections")?),
     },
     Figure {
         key: "left_out_share",
-        name: "of the router's choice left out",
-        of: |row| over(stat(row, "/experts/dropped")?, stat(row, "/experts/selections")?),
+        name: "of them left out",
+        of: |row| over(stat(row, "/experts/decode/dropped")?, stat(row, "/experts/decode/selections")?),
+    },
+    Figure {
+        key: "used_per_token",
+        name: "experts used a token",
+        of: |row| {
+            let chosen = stat(row, "/experts/decode/selections")?;
+            token(row, chosen - stat(row, "/experts/decode/dropped")?)
+        },
     },
     Figure {
         key: "distinct_per_token",

@@ -188,6 +188,52 @@ fn one_setting_may_differ_unless_several_are_asked_for() {
 }
 
 #[test]
+fn what_flags_alone_refuse_need_not_run() {
+    let refused =
+        |a, b, several| metaltail_bench::ab::refused_beforehand(&arm("A", a), &arm("B", b), several);
+    let two = || (json!({"cap": 4}), json!({"cap": 8, "policy": "lru"}));
+    let reason = refused(two().0, two().1, false).unwrap();
+    assert!(reason.contains("2 resolved settings differ (cap 4 → 8, policy frecency → lru)"), "{reason}");
+    assert_eq!(refused(two().0, two().1, true), None);
+    assert!(refused(json!({}), json!({}), true).unwrap().contains("nothing to compare"));
+    assert_eq!(refused(json!({}), json!({"cap": 8}), false), None, "memory says what A's cap is");
+}
+
+#[test]
+fn left_out_experts_are_not_counted_as_used() {
+    let (result, _) = compare_as(&job(), 1, json!({"expert_top_p": 0.8}), |name, _| {
+        let b = name == "B";
+        let mut script = Script::new(10.0, json!({"expert_top_p": if b { 0.8 } else { 1.0 }}));
+        let dropped = if b { 50 } else { 0 };
+        let decode = json!({"selections": 200, "dropped": dropped, "hits": {"cached": 25}});
+        script.stats = json!({"experts": {"selections": 900, "dropped": dropped, "decode": decode}});
+        Ok(script.record())
+    });
+    assert_eq!(result.refused, None);
+    let medians = |key: &str| (figure(&result, key).a.median, figure(&result, key).b.median);
+    // Of 200 in four rows a quarter is left out.
+    assert_eq!(medians("selections_per_token"), (50.0, 50.0));
+    assert_eq!(medians("used_per_token"), (50.0, 37.5));
+    assert_eq!(medians("left_out_share"), (0.0, 0.25));
+}
+
+#[test]
+fn a_way_to_declare_memory_needs_a_device() {
+    let walk = |declared: Value| {
+        move |name: &str, _: usize| {
+            let b = name == "B";
+            let mut script = Script::new(10.0, json!({"residency": if b { "walk" } else { "set" }}));
+            script.stats =
+                json!({"residency": {"declared_per_submit": if b { declared.clone() } else { Value::Null }}});
+            Ok(script.record())
+        }
+    };
+    let refused = compare(1, walk(Value::Null)).0.refused.unwrap();
+    assert!(refused.starts_with("arm B: --residency walk did not engage"), "{refused}");
+    assert_eq!(compare(1, walk(json!(3.5))).0.refused, None);
+}
+
+#[test]
 fn arms_that_resolve_to_the_same_have_nothing_to_compare() {
     let (result, _) = compare(2, |_, _| Ok(Script::new(10.0, json!({"loaders": 4})).record()));
     assert!(result.refused.unwrap().contains("nothing to compare"));

@@ -215,7 +215,8 @@ pub struct TraceArgs {
 #[allow(clippy::large_enum_variant, reason = "parsed once")]
 #[derive(Subcommand, Debug)]
 pub enum TraceCommand {
-    /// Write the experts that a model chooses, token by token
+    /// Write the experts that a model chooses, token by token: of given ids, and of the text that continues
+    /// them unless --prompt is given
     Record(TraceRecordArgs),
     /// Say how often caches of given sizes would have had them
     Replay(TraceReplayArgs),
@@ -235,8 +236,9 @@ pub struct TraceRecordArgs {
     /// The ids: a file with {"ids": [id, …]} or {"sequences": [[id, …], …]}
     #[arg(long, value_name = "FILE")]
     pub ids: PathBuf,
-    /// Compute all but the first N ids of a sequence one by one, as if they were generated, and
-    /// generate nothing
+    /// Compute all but the first N ids of a sequence one by one, as if they were generated, and generate
+    /// nothing; without it, each sequence is the prompt of an answer that is generated and recorded too
+    /// (--max-tokens)
     #[arg(long, value_name = "N", value_parser = whole::<1, MAX_PROMPT>)]
     pub prompt: Option<usize>,
     #[command(flatten)]

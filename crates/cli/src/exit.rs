@@ -76,15 +76,15 @@ impl Failure {
         Failure { kind, message: message.into(), causes: Vec::new(), channel: Channel::Usual }
     }
 
-    /// A failure by an error, whose sources become the causes. A source that its error repeats word
-    /// for word (a transparent one) is told once.
+    /// A failure by an error, whose sources become the causes. A source whose words are part of its
+    /// error's (a transparent one, or one that is quoted) is told once.
     pub fn from_error(kind: Kind, error: &(dyn Error + 'static)) -> Failure {
         let message = error.to_string();
         let mut causes = Vec::new();
         let mut next = error.source();
         while let Some(cause) = next {
             let text = cause.to_string();
-            if causes.last().unwrap_or(&message) != &text {
+            if !causes.last().unwrap_or(&message).contains(&text) {
                 causes.push(text);
             }
             next = cause.source();
@@ -176,6 +176,13 @@ mod tests {
             failure().to_words(),
             "error: the model is refused\n  because: the header is damaged\n  because: the file ends early\n"
         );
+    }
+
+    #[test]
+    fn a_cause_that_was_quoted_is_not_told_again() {
+        let cause = Layer("no such file", None);
+        let error = Layer("cannot read x: no such file. What was there is unchanged", Some(Box::new(cause)));
+        assert_eq!(Failure::from_error(Kind::Failed, &error).causes, [""; 0]);
     }
 
     #[test]

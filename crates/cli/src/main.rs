@@ -22,6 +22,7 @@ mod report;
 mod runtime;
 mod settings;
 mod token_cost;
+mod whole_file;
 mod words;
 
 use args::{Bench, Command, TraceCommand};

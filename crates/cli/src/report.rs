@@ -11,6 +11,7 @@ use metaltail_store::DriveFigures;
 use serde_json::{Map, Value, json};
 
 use crate::settings::Settings;
+use crate::words::{count, shortest};
 
 /// Bytes that the operating system read from the drive for this process, where it tells.
 pub fn drive_bytes() -> Option<u64> {
@@ -114,6 +115,7 @@ impl Report<'_> {
                 "verified": figures.verified,
                 "decode": {
                     "selections": decode.selections,
+                    "dropped": decode.dropped,
                     "lookups": decode.lookups,
                     "hits": tiers(decode),
                     "misses": decode.misses,
@@ -196,16 +198,19 @@ impl Report<'_> {
         if let Value::Object(resolved) = resolved_json(self.engine.resolved()) {
             config.extend(resolved);
         }
+        let drives = self.engine.checkpoint().drives().iter();
+        let model: Vec<_> = drives.map(|drive| drive.dir.to_string_lossy().into_owned()).collect();
+        config.insert("model".into(), json!(model.join(",")));
         if let Some(sampling) = self.sampling {
-            config.insert("temperature".into(), json!(sampling.temperature));
-            config.insert("top_p".into(), json!(sampling.top_p));
+            config.insert("temperature".into(), json!(shortest(sampling.temperature)));
+            config.insert("top_p".into(), json!(shortest(sampling.top_p)));
             config.insert("top_k".into(), json!(sampling.top_k));
-            config.insert("min_p".into(), json!(sampling.min_p));
+            config.insert("min_p".into(), json!(shortest(sampling.min_p)));
             config.insert("seed".into(), json!(sampling.seed));
         }
         let pin = self.settings.pin.as_ref().map_or("auto".to_owned(), ToString::to_string);
         config.insert("pin".into(), json!(pin));
-        config.insert("expert_top_p".into(), json!(self.engine.expert_top_p().unwrap_or(1.0)));
+        config.insert("expert_top_p".into(), json!(shortest(self.engine.expert_top_p().unwrap_or(1.0))));
         config.insert("json".into(), json!(self.settings.json()));
         config.insert("verbose".into(), json!(self.settings.verbose()));
         // What it became where nothing was said: there is one.
@@ -235,10 +240,10 @@ impl Report<'_> {
             &mut out,
             "device",
             &format!(
-                "{} ({}), {} threads, {activations} activations for quantised experts",
+                "{} ({}), {}, {activations} activations for quantised experts",
                 self.engine.device(),
                 resolved.isa,
-                resolved.threads
+                count(resolved.threads, "thread")
             ),
         );
         if let Some(line) = device::words(self.engine) {
@@ -336,7 +341,7 @@ pub fn resolved_json(resolved: &Resolved) -> Value {
 }
 
 fn push(out: &mut String, name: &str, line: &str) {
-    let _ = writeln!(out, "{name:<8} {line}");
+    let _ = writeln!(out, "{name:<10}{line}");
 }
 
 /// Bytes in the largest unit that leaves a number above one.

@@ -90,6 +90,7 @@ impl Runtime {
         let opened = Engine::open(&dir, &options, telemetry, &progress);
         bar.finish();
         let engine = opened.map_err(|error| failure(&error))?;
+        note_idle_settings(settings, &engine);
         let tokenizer = match dir.join("tokenizer.json").exists() {
             true => Some(Tokenizer::from_dir(&dir).map_err(|error| text_failure(&error))?),
             false => None,
@@ -115,6 +116,13 @@ impl Runtime {
         Ok(Runtime { engine, tokenizer, template, stop_ids, sampling })
     }
 
+    /// Says where it is measured what left out experts cost; for commands that only generate.
+    pub fn point_to_score(&self) {
+        if self.engine.expert_top_p().is_some() {
+            self.engine.telemetry().notice("metaltail score says what --expert-top-p costs");
+        }
+    }
+
     /// The tokenizer, or a refusal that says what to do without one.
     ///
     /// # Errors
@@ -127,6 +135,21 @@ impl Runtime {
                 format!("{dir} has no tokenizer.json: add one, or use `run --ids FILE`, which needs none"),
             )
         })
+    }
+}
+
+/// Says so where settings of an accelerator were given and the processor computes.
+fn note_idle_settings(settings: &Settings, engine: &Engine) {
+    if device(settings).kind != DeviceKind::Cpu {
+        return;
+    }
+    let given = [
+        ("--residency", settings.residency.is_some()),
+        ("--slab-allocation", settings.slab_allocation.is_some()),
+    ];
+    for (flag, _) in given.into_iter().filter(|(_, given)| *given) {
+        let text = format!("{flag} has no effect on the processor; it is for --device sim");
+        engine.telemetry().notice(&text);
     }
 }
 

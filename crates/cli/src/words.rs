@@ -1,6 +1,6 @@
 //! Figures in words for people.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use crate::report::bytes as size;
 
@@ -12,9 +12,16 @@ pub fn exact_size(bytes: u64) -> String {
     }
 }
 
+/// A number that JSON shows with the fewest digits that read back as the same `f32`: 0.7, where widening
+/// alone gives 0.699999988079071.
+pub fn shortest(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or(f64::from(number))
+}
+
 /// `1 file`, `2 files`.
-pub fn count(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+pub fn count<N: Display + PartialEq + From<u8>>(n: N, noun: &str) -> String {
+    let plural = if n == N::from(1) { "" } else { "s" };
+    format!("{n} {noun}{plural}")
 }
 
 /// Rows with aligned columns: the first column to the left, the others to the right where
@@ -66,9 +73,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn one_is_no_plural() {
+        assert_eq!(
+            (count(1usize, "set"), count(0u64, "set"), count(2u64, "set")),
+            ("1 set".into(), "0 sets".into(), "2 sets".into())
+        );
+    }
+
+    #[test]
     fn small_sizes_are_not_said_twice() {
         assert_eq!(exact_size(1023), "1023 bytes");
         assert_eq!(exact_size(2048), "2.0 KiB (2048 bytes)");
+    }
+
+    #[test]
+    fn numbers_keep_their_digits() {
+        for (number, shown) in
+            [(0.7f32, "0.7"), (0.8, "0.8"), (1.0, "1.0"), (1e-7, "1e-7"), (0.1 + 0.2, "0.3")]
+        {
+            assert_eq!(serde_json::json!(shortest(number)).to_string(), shown);
+            assert_eq!(shortest(number) as f32, number);
+        }
     }
 
     #[test]

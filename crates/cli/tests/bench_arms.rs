@@ -200,9 +200,39 @@ fn what_refuses_an_arm_is_told_and_recorded() {
     assert!(reason.starts_with("arm B failed:") && reason.contains("100000000"), "{reason}");
     assert_eq!(record["runs"][3]["excluded"].as_str().map(|text| reason.ends_with(text)), Some(true));
 
-    let more = ["--a", "--cap 1", "--b", "--cap 2 --checksums off", "--pairs", "1"];
-    let outcome = bench(dir.path(), "ab", &more).expect(1);
+    // Without a run that counts there is nothing to tabulate or draw, and the reason comes last.
+    let more = ["--a", "--context 100000000", "--b", "--cap 2", "--pairs", "1", "--plot", "p.svg"];
+    let outcome = bench(dir.path(), "ab", &[&more[..], &["--record", "off"]].concat()).expect(1);
+    assert_eq!(outcome.stdout, "");
+    let last = outcome.stderr.lines().last().unwrap();
+    assert!(last.contains("arm A failed:") && last.contains("100000000"), "{}", outcome.stderr);
+}
+
+#[test]
+fn what_can_be_known_before_running_is_refused_before_running() {
+    let dir = tiny("slab");
+    let both = ["--a", "--cap 1", "--b", "--cap 2 --checksums off"];
+    let outcome = bench(dir.path(), "ab", &both).expect(2);
     assert!(outcome.stderr.contains("2 resolved settings differ"), "{}", outcome.stderr);
+    let outcome = bench(dir.path(), "ab", &["--a", "", "--b", "", "--json"]).expect(2);
+    assert!(outcome.error().contains("nothing to compare"), "{}", outcome.stdout);
+
+    let run_says = run(dir.path(), "run x --model absent").expect(3).stderr;
+    let ab = ["bench", "ab", "--a", "--cap 4", "--b", "--cap 8", "--model", "absent", "--plot", "p.svg"];
+    assert_eq!(call(dir.path(), &ab).expect(3).stderr, run_says);
+    assert_eq!(run(dir.path(), "bench cap --model absent").expect(3).stderr, run_says);
+    let arm = ["--a", "--cap 4", "--b", "--cap 4 --model absent", "--several"];
+    assert_eq!(bench(dir.path(), "ab", &arm).expect(3).stderr, run_says);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no record, no plot");
+}
+
+#[test]
+fn a_setting_of_an_absent_device_did_not_engage() {
+    let dir = tiny("slab");
+    let more = ["--a", "--residency set", "--b", "--residency walk", "--pairs", "1", "--json"];
+    let record = bench(dir.path(), "ab", &more).expect(1).json();
+    let reason = record["refused"].as_str().unwrap();
+    assert!(reason.contains("--residency walk did not engage"), "{reason}");
 }
 
 #[test]

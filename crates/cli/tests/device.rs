@@ -47,9 +47,24 @@ fn people_read_what_residency_cost() {
     std::fs::write(dir.path().join("ids.json"), r#"{"ids": [1, 2, 3]}"#).unwrap();
     let line = "run --model model --ids ids.json --max-tokens 4 --ram 256M";
     let block = run(dir.path(), &format!("{line} --device sim")).expect(0).stderr;
-    assert!(block.contains("\nresidency sim") && block.contains("0 declared with each"), "{block}");
-    let block = run(dir.path(), line).expect(0).stderr;
-    assert!(!block.contains("\nresidency"), "{block}");
+    assert!(block.contains("\nresidency sim (") && block.contains("0 declared with each"), "{block}");
+    let block = run(dir.path(), &format!("{line} --threads 1")).expect(0).stderr;
+    assert!(!block.contains("\nresidency") && block.contains(" 1 thread, "), "{block}");
+}
+
+#[test]
+fn settings_of_a_device_are_noted_on_the_processor() {
+    let dir = tiny("slab");
+    std::fs::write(dir.path().join("ids.json"), r#"{"ids": [1, 2, 3]}"#).unwrap();
+    let line = "run --model model --ids ids.json --max-tokens 1 --ram 256M";
+    let noted = |more: &str| run(dir.path(), &format!("{line} {more}")).expect(0).stderr;
+    for (flag, value) in [("--residency", "walk"), ("--slab-allocation", "per-expert")] {
+        let text = noted(&format!("{flag} {value}"));
+        assert!(text.contains(&format!("note: {flag} has no effect on the processor")), "{text}");
+        let text = noted(&format!("{flag} {value} --device sim"));
+        assert!(!text.contains("no effect"), "{text}");
+    }
+    assert!(!noted("").contains("no effect"));
 }
 
 #[test]

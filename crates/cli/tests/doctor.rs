@@ -35,9 +35,10 @@ fn a_machine_alone_is_examined() {
     );
     whats(&report);
     let text = run(dir.path(), "doctor").expect(0).stdout;
-    for part in ["processor", "memory", "cgroup", "io_uring", "storage", "what to change"] {
+    for part in ["processor", "memory", "cgroup", "io_uring", "storage", "what to change", "\nlimit  "] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    assert!(!text.contains("\nsum "), "nothing is added up: {text}");
 }
 
 #[test]
@@ -56,6 +57,12 @@ fn a_model_is_examined_as_plan_and_inspect_see_it() {
     let text = run(dir.path(), "doctor --model model --ram 256M").expect(0).stdout;
     for part in ["slots kept", "bound: at most", "an expert", "what to change"] {
         assert!(text.contains(part), "{part}: {text}");
+    }
+    // All experts are in memory: how fast the drive is matters to nobody.
+    assert_eq!(report["model"]["token"]["expected_hit_rate"], 1.0);
+    let told = whats(&report);
+    for part in ["turning disk", "GB/s", "not measured", "file system"] {
+        assert!(!told.contains(part), "{part}: {told}");
     }
 }
 

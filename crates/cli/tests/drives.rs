@@ -55,6 +55,8 @@ fn a_mirror_is_read_along_and_the_figures_say_how_much() {
         // A model that fits in memory is not worth a measurement.
         assert_eq!(config["io"], if io == "uring" { "uring" } else { "threads" });
         assert_eq!(config["chunk_size"], 4096);
+        assert_eq!(config["model"], "model,mirror");
+        assert!(count(stats, "/io/reads") > count(stats, "/experts/misses"), "a part is a read");
         let drives = stats["io"]["drives"].as_array().unwrap();
         assert_eq!(
             drives.iter().map(|d| d["path"].as_str().unwrap()).collect::<Vec<_>>(),

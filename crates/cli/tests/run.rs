@@ -8,7 +8,7 @@ mod program;
 use metaltail_model::text::Tokenizer;
 use models::{ask, call, count, demo, ids, ids_file, oracle, piped, seeded_ids};
 use program::tiny;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const QUESTION: &str = "Define \"hummingbird\".";
 /// Bytes of one expert of the demo model, padding included.
@@ -161,6 +161,22 @@ fn counters_agree_with_one_another_and_with_the_model() {
     assert_eq!(count(stats, "/io/total_bytes"), (misses * EXPERT) + ahead + count(stats, "/io/pinned_bytes"));
     assert_eq!((count(stats, "/experts/cap"), count(stats, "/experts/slots")), (12, 8 * 12));
     assert!(count(stats, "/experts/evictions") > 0);
+}
+
+#[test]
+fn the_least_memory_that_a_refusal_names_is_enough() {
+    let dir = tiny("slab");
+    let file = ids_file(dir.path(), &[1, 2, 3]);
+    let with = |ram: &str| {
+        let base =
+            ["run", "--model", "model", "--max-tokens", "1", "--ids", file.to_str().unwrap(), "--json"];
+        call(dir.path(), &[&base[..], &["--ram", ram]].concat())
+    };
+    let refused = with("4M").expect(4).error();
+    let (_, after) = refused.split_once("Give --ram ").unwrap_or_else(|| panic!("{refused}"));
+    let least: u64 = after.split_once("M,").unwrap().0.parse().unwrap();
+    with(&format!("{}M", least - 1)).expect(4);
+    with(&format!("{least}M")).expect(0);
 }
 
 #[test]
@@ -419,8 +435,15 @@ fn a_seed_decides_the_text() {
     let unset = ask(&[QUESTION, "--max-tokens", "4"]);
     let config = &unset["stats"]["config"];
     assert_eq!(config["seed"], 0);
-    assert!((config["temperature"].as_f64().unwrap() - 0.7).abs() < 1e-6, "{config}");
-    assert!((config["top_p"].as_f64().unwrap() - 0.9).abs() < 1e-6, "{config}");
+    // With the digits that were written, not those of a wider number.
+    assert_eq!((&config["temperature"], &config["top_p"]), (&json!(0.7), &json!(0.9)));
+    let set = ask(&[QUESTION, "--max-tokens", "3", "--min-p", "0.1", "--expert-top-p", "0.8"]);
+    let config = &set["stats"]["config"];
+    assert_eq!((&config["min_p"], &config["expert_top_p"]), (&json!(0.1), &json!(0.8)));
+    let dropped = |of: &str| count(&set, &format!("/stats/experts/{of}dropped"));
+    assert!(dropped("decode/") <= dropped("") && dropped("") > 0, "{}", set["stats"]["experts"]);
+    let notices = set["stats"]["notices"].to_string();
+    assert!(notices.contains("lossy") && notices.contains("metaltail score says"), "{notices}");
 }
 
 #[test]

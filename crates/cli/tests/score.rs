@@ -157,9 +157,12 @@ fn leaving_experts_out_is_scored_with_and_without() {
     assert_eq!((&off["nll"], &off["argmax"]), (&plain["nll"], &plain["argmax"]));
     let outcome = call("--expert-top-p 0.5");
     assert!(outcome.stderr.contains("lossy"), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("metaltail score"), "it is what runs: {}", outcome.stderr);
     let lossy = outcome.json();
     let told = &lossy["expert_top_p"];
     assert_eq!(told["nll_without"], plain["nll"]);
+    let digits = call("--expert-top-p 0.8").stdout;
+    assert!(digits.contains("\"value\":0.8,") && !digits.contains("0.80000001"), "{digits}");
     let difference = lossy["nll"].as_f64().unwrap() - plain["nll"].as_f64().unwrap();
     assert_eq!(told["nll_difference"].as_f64().unwrap(), difference);
     let experts = &lossy["stats"]["experts"];

@@ -5,7 +5,7 @@ mod program;
 
 use std::fs;
 
-use program::{program, run, tiny};
+use program::{contents, program, run, tiny};
 use serde_json::{Value, json};
 
 /// A row's figures by policy and cache.
@@ -45,7 +45,7 @@ fn a_replay_has_a_row_for_every_policy_cache_and_trace() {
 fn people_get_a_table_and_the_cliff_in_words() {
     let dir = tempfile::tempdir().unwrap();
     let text = run(dir.path(), &format!("trace replay {} --phase all", cut())).expect(0).stdout;
-    for part in ["belady", "layer:sieve", "(all)", "cannot hold what one token uses"] {
+    for part in ["belady", "layer:sieve", "(all)", "cannot hold what one token uses: as one pool"] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
@@ -89,6 +89,40 @@ fn given_ids_can_be_recorded_as_if_generated() {
     let all =
         run(dir.path(), "trace replay t.csv --cache 1G --policy lru --phase all --json").expect(0).json();
     assert_eq!(all["rows"][0]["selections"], selections);
+}
+
+#[test]
+fn a_recording_that_is_refused_leaves_an_earlier_one() {
+    let dir = tiny("slab");
+    fs::write(dir.path().join("ids.json"), json!({"ids": [1, 2, 3]}).to_string()).unwrap();
+    fs::write(dir.path().join("far.json"), json!({"ids": [1, 99999]}).to_string()).unwrap();
+    fs::write(dir.path().join("keep.csv"), "precious").unwrap();
+    let files = contents(dir.path());
+    for (line, code) in [
+        ("--ids absent.json --model model", 2),
+        ("--ids ids.json --model absent", 3),
+        ("--ids ids.json --model model --ram 4M", 4),
+        ("--ids far.json --model model --ram 256M", 2),
+    ] {
+        run(dir.path(), &format!("trace record keep.csv {line}")).expect(code);
+        assert_eq!(contents(dir.path()), files, "{line}");
+    }
+    let line = "trace record keep.csv --ids ids.json --model model --ram 256M --max-tokens 2";
+    run(dir.path(), line).expect(0);
+    assert_eq!(contents(dir.path()).len(), files.len(), "nothing is left beside it");
+    run(dir.path(), "trace replay keep.csv --cache 1G").expect(0);
+    run(dir.path(), &line.replace("keep.csv", "absent/t.csv")).expect(1);
+}
+
+#[test]
+fn a_prompt_that_leaves_no_decode_is_noted() {
+    let dir = tiny("slab");
+    fs::write(dir.path().join("ids.json"), json!({"sequences": [[1, 2, 3], [4, 5]]}).to_string()).unwrap();
+    let line = "trace record t.csv --model model --ids ids.json --ram 256M --prompt";
+    let noted = run(dir.path(), &format!("{line} 3")).expect(0).stderr;
+    assert!(noted.contains("no row counts as decode"), "{noted}");
+    let quiet = run(dir.path(), &format!("{line} 2")).expect(0).stderr;
+    assert!(!quiet.contains("no row counts as decode"), "{quiet}");
 }
 
 #[test]

@@ -206,9 +206,15 @@ fn pins_come_from_a_list_a_size_or_nothing() {
     let refused = run(dir.path(), &format!("{RUN} off --pin list")).expect(2);
     assert!(refused.error().contains("expert 9999 of layer 1"), "{}", refused.error());
     let refused = run(dir.path(), &format!("{RUN} u --pin-size 300M")).expect(4);
-    assert!(refused.error().contains("pin_size"), "{}", refused.error());
+    assert!(refused.error().contains("--pin-size 300M does not fit"), "{}", refused.error());
     run(dir.path(), &format!("{RUN} u --pin off --pin-size 1M")).expect(2);
-    run(dir.path(), &format!("{RUN} u --pin absent")).expect(2);
+    let refused = run(dir.path(), &format!("{RUN} u --pin absent")).expect(2).json();
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("cannot read the list of pins absent: "), "{message}");
+    assert_eq!(refused["error"]["causes"], json!([]), "said once");
+    fs::write(dir.path().join("list"), "1 0\n1\n").unwrap();
+    let refused = run(dir.path(), &format!("{RUN} u --pin list")).expect(2);
+    assert!(refused.error().contains("list: line 2: wanted layer and expert"), "{}", refused.error());
     // A profile of too few tokens to judge by says so where it was asked for by name.
     let told = run(dir.path(), &format!("{RUN} read-only:u --pin u --cap 2")).expect(0);
     assert!(told.stderr.contains("--pin u pins nothing: "), "{}", told.stderr);
@@ -224,4 +230,23 @@ fn nothing_is_pinned_where_every_expert_has_a_slot() {
     assert_eq!(stats["pins"]["experts"], 0);
     assert_eq!(stats["pins"]["reason"], "there is a slot for every expert");
     assert_eq!(stats["memory"]["terms"]["pinned"], 0);
+}
+
+#[test]
+fn an_export_makes_no_directory_and_refusals_name_the_file() {
+    let dir = model("slab");
+    run(dir.path(), &format!("{RUN} u")).expect(0);
+    let usage = |more: &str, code| {
+        run(dir.path(), &format!("usage {more} --model model --usage u --json")).expect(code)
+    };
+    let refused = usage("export absent/deep/x", 1);
+    assert!(refused.error().contains("absent/deep"), "{}", refused.error());
+    assert!(!dir.path().join("absent").exists());
+    usage("export x", 0);
+    fs::write(dir.path().join("README.md"), "# Title\n\nProse only here.\n").unwrap();
+    let refused = usage("import README.md", 2);
+    assert!(refused.error().contains("README.md: line 1: wanted three numbers"), "{}", refused.error());
+    let refused = usage("import none", 2).json();
+    assert!(refused["error"]["message"].as_str().unwrap().starts_with("cannot read none: "), "{refused}");
+    assert_eq!(refused["error"]["causes"], json!([]));
 }

@@ -26,7 +26,7 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use metaltail_device::residency::{KeepAliveTimes, Mode as ResidencyMode};
 pub use metaltail_device::sim::SlabAllocation;
-pub use options::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions, Resolved};
+pub use options::{DEFAULT_CONTEXT, DEFAULT_POLICY, DEFAULT_PREFILL_CHUNK, EngineOptions, Resolved};
 pub use pins::{PinMode, Pins};
 pub use score::{Score, score};
 pub use session::{EachChunk, Finish, Flow, GenerateOptions, Generation, Session};

@@ -253,7 +253,7 @@ fn store_config(
 fn warn_of_loss(options: &EngineOptions, telemetry: &Telemetry) {
     if let Some(share) = options.expert_top_p.filter(|&share| share < 1.0) {
         telemetry.notice(&format!(
-            "--expert-top-p {share} is lossy: the lightest experts of every token are left out; metaltail score says what that costs"
+            "--expert-top-p {share} is lossy: the lightest experts of every token are left out"
         ));
     }
 }

@@ -1,9 +1,9 @@
 //! What to pin: the setting, the profile and the room become a list of experts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use metaltail_store::usage::pin::{self, PinPlan, PinRoom};
-use metaltail_store::usage::{ColiModel, PinFile, UsageIdentity, UsageProfile};
+use metaltail_store::usage::{ColiModel, PinFile, UsageError, UsageIdentity, UsageProfile};
 use metaltail_store::{Budget, BudgetError, Geometry};
 
 use crate::error::EngineError;
@@ -69,7 +69,7 @@ pub(crate) fn decide(options: &EngineOptions, ground: &Ground<'_>) -> Result<Pin
         },
         PinMode::File(path) => {
             let Some(identity) = ground.identity.clone() else { return nothing("the model has no experts") };
-            match PinFile::read(path).map_err(EngineError::Usage)? {
+            match PinFile::read(path).map_err(|error| of_list(path, error))? {
                 PinFile::Experts(list) => listed(&list, size, &identity, ground),
                 PinFile::Profile(profile) => {
                     let found = profile.identity();
@@ -85,11 +85,25 @@ pub(crate) fn decide(options: &EngineOptions, ground: &Ground<'_>) -> Result<Pin
                 }
                 PinFile::History(history) => {
                     let mut profile = UsageProfile::new(identity);
-                    profile.add_coli(&history, &ground.model).map_err(EngineError::Usage)?;
+                    profile.add_coli(&history, &ground.model).map_err(|error| of_list(path, error))?;
                     counted(&profile, size, ground)
                 }
             }
         }
+    }
+}
+
+/// The refusal of the file that `--pin` names, whatever it holds.
+fn of_list(path: &Path, error: UsageError) -> EngineError {
+    let path = path.display();
+    match error {
+        UsageError::Read { source, .. } => {
+            EngineError::Setting(format!("cannot read the list of pins {path}: {source}"))
+        }
+        error @ (UsageError::Line { .. } | UsageError::History { .. }) => {
+            EngineError::Setting(format!("the list of pins {path}: {error}"))
+        }
+        error => EngineError::Usage(error),
     }
 }
 

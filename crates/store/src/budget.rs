@@ -109,18 +109,19 @@ pub enum BudgetError {
     },
     /// A demanded cap or in-flight count does not fit, though smaller ones would.
     #[error(
-        "{setting} {value} does not fit the memory budget; lower it or leave it out to have it fitted\n{budget}"
+        "{} does not fit the memory budget; lower it or leave it out to have it fitted\n{budget}",
+        demand(setting, *value)
     )]
     DoesNotFit {
-        /// `cap` or `in_flight`.
+        /// `cap`, `in_flight` or `pin_size`.
         setting: &'static str,
-        /// Its value.
+        /// Its value; bytes of `pin_size`.
         value: usize,
         /// The sum, the demand included.
         budget: Budget,
     },
     /// Not one expert slot fits.
-    #[error("{}\n{budget}", too_small(*slot, budget))]
+    #[error("{}\n{budget}", too_small(budget))]
     TooSmall {
         /// Bytes of one slot of each size class.
         slot: u64,
@@ -131,24 +132,31 @@ pub enum BudgetError {
 
 const MIB: u64 = 1 << 20;
 
-/// What is too large and what would help.
-fn too_small(slot: u64, budget: &Budget) -> String {
-    let experts = |t: &&Term| t.name == term::IN_FLIGHT || t.name == term::CACHED;
-    let others = budget.terms.iter().filter(|t| !experts(t));
-    let fixed = others.clone().fold(0u64, |sum, t| sum.saturating_add(t.bytes));
-    let shown: u128 = others.clone().map(|t| tenths(t.bytes)).sum();
-    if fixed <= budget.limit {
-        return format!(
-            "memory is too small for this model: one expert slot of each size takes {} and does not fit. \
-             Raise the limit, shorten the context, or use a smaller model",
-            Size(slot)
-        );
+/// What was demanded, as it is written.
+fn demand(setting: &str, value: usize) -> String {
+    if setting != "pin_size" {
+        return format!("{setting} {value}");
     }
-    let largest = others.max_by_key(|t| t.bytes).map_or("", |t| t.name);
+    // The largest unit that loses nothing.
+    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let unit = units.into_iter().find(|(shift, _)| value.trailing_zeros() >= *shift && value > 0);
+    let (shift, unit) = unit.unwrap_or((0, ""));
+    format!("--pin-size {}{unit}", value >> shift)
+}
+
+/// What is too small, and the least that is enough. In whole mebibytes, so that it can be typed.
+fn too_small(budget: &Budget) -> String {
+    let least = budget.total().div_ceil(MIB);
+    let largest = budget.terms.iter().max_by_key(|t| t.bytes).map_or("", |t| t.name);
+    // Where the limit is not the user's, a larger --ram would only be refused for it.
+    let raise = match budget.source {
+        LimitSource::Explicit => format!("Give --ram {least}M"),
+        LimitSource::Cgroup(_) | LimitSource::Memory => "Raise the limit".to_owned(),
+    };
     format!(
-        "memory is too small for this model: even without expert slots it needs {}, most of it for {largest}. \
-         Raise the limit, or lower --context (kv), --prefill-chunk (scratch) or --threads (program)",
-        Tenths(shown)
+        "memory is too small for this model: with one expert slot of each size it needs {least} MiB, most of \
+         it for {largest}. {raise}, use a smaller model, or lower --context (kv), --prefill-chunk (scratch) \
+         or --threads (program)"
     )
 }
 
@@ -307,26 +315,12 @@ fn largest_cap(geometry: &Geometry, left: u64) -> usize {
     fits
 }
 
-/// Bytes in tenths of a mebibyte, rounded up so that a charge never looks smaller than it is.
-fn tenths(bytes: u64) -> u128 {
-    (u128::from(bytes) * 10).div_ceil(u128::from(MIB))
-}
-
-/// Tenths of a mebibyte as people read them.
-struct Tenths(u128);
-
-impl fmt::Display for Tenths {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{}.{} MiB", self.0 / 10, self.0 % 10))
-    }
-}
-
-/// Bytes as people read them.
+/// Bytes as people read them: to the nearest tenth of a mebibyte, like every other size that is printed.
 struct Size(u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Tenths(tenths(self.0)).fmt(f)
+        f.pad(&format!("{:.1} MiB", self.0 as f64 / MIB as f64))
     }
 }
 
@@ -342,17 +336,19 @@ impl fmt::Display for LimitSource {
 
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.terms.is_empty() {
+            return write!(f, "{:<20}{:>14}  ({})", "limit", Size(self.limit), self.source);
+        }
         for term in &self.terms {
             writeln!(f, "{:<20}{:>14}", term.name, Size(term.bytes))?;
         }
-        // The sum of what is shown, so that a reader who adds it up finds it.
-        let sum: u128 = self.terms.iter().map(|term| tenths(term.bytes)).sum();
-        let limit = tenths(self.limit);
-        writeln!(f, "{:<20}{:>14}", "sum", Tenths(sum))?;
-        writeln!(f, "{:<20}{:>14}  ({})", "limit", Tenths(limit), self.source)?;
+        // Of the bytes: rounded terms would add up to something else.
+        let sum = self.total();
+        writeln!(f, "{:<20}{:>14}", "sum", Size(sum))?;
+        writeln!(f, "{:<20}{:>14}  ({})", "limit", Size(self.limit), self.source)?;
         match self.rest() {
-            Some(_) => write!(f, "{:<20}{:>14}", "left", Tenths(limit.saturating_sub(sum))),
-            None => write!(f, "{:<20}{:>14}", "missing", Tenths(sum.saturating_sub(limit))),
+            Some(left) => write!(f, "{:<20}{:>14}", "left", Size(left)),
+            None => write!(f, "{:<20}{:>14}", "missing", Size(sum.saturating_sub(self.limit))),
         }
     }
 }
@@ -456,9 +452,52 @@ left                       5.0 MiB";
         for part in ["too small", "6.0 MiB", "dense", "sum", "121.0 MiB", "limit", "missing", "1.0 MiB"] {
             assert!(text.contains(part), "{part} in {text}");
         }
+        assert!(text.contains("it needs 121 MiB, most of it for dense. Give --ram 121M,"), "{text}");
         assert!(charged(100 * MIB).fit_cap(&g, FITTED).is_err(), "other terms alone are over the limit");
         let mut least = charged(121 * MIB);
         assert_eq!(least.fit_cap(&g, FITTED), Ok(Fit { cap: 0, in_flight: 1, staging: 0 }));
+    }
+
+    #[test]
+    fn the_sum_that_is_shown_is_that_of_the_bytes() {
+        let mut budget = Budget::new(&machine(1 << 40, 0, &[]), Some(85 * MIB)).unwrap();
+        assert_eq!(budget.to_string(), "limit                     85.0 MiB  (demanded)");
+        // Each a little above a tenth; the four of them are not four tenths more.
+        for name in [term::PROGRAM, term::DENSE, term::KV, term::SCRATCH] {
+            budget.charge(name, 21 * MIB + MIB / 50);
+        }
+        let text = budget.to_string();
+        for line in ["dense                     21.0 MiB", "sum                       84.1 MiB"] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        assert!(text.ends_with("left                       0.9 MiB"), "{text}");
+    }
+
+    #[test]
+    fn the_least_that_is_named_is_then_enough() {
+        let g = geometry(&[(8, 2 * MIB + 4096)]);
+        let charged = |limit| {
+            let mut budget = charged(limit);
+            budget.charge(term::SCRATCH, 123_456);
+            budget.fit_cap(&g, FITTED)
+        };
+        for limit in [70 * MIB, 116 * MIB] {
+            let text = charged(limit).unwrap_err().to_string();
+            let (_, after) = text.split_once("--ram ").unwrap();
+            let least: u64 = after.split_once("M,").unwrap().0.parse().unwrap();
+            assert!(charged((least - 1) * MIB).is_err() && charged(least * MIB).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_refused_size_is_told_as_it_is_written() {
+        let written = |value| demand("pin_size", value);
+        assert_eq!(written(20 << 20), "--pin-size 20M");
+        assert_eq!(
+            [written(3 << 30), written((1 << 20) + 1024), written(1025), written(0)],
+            ["--pin-size 3G", "--pin-size 1025K", "--pin-size 1025", "--pin-size 0"]
+        );
+        assert_eq!(demand("cap", 4096), "cap 4096");
     }
 
     #[test]

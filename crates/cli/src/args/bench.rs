@@ -144,7 +144,8 @@ pub struct Protocol {
     /// State of the page cache, made and verified before each prompt
     #[arg(long, value_enum, value_name = "STATE", default_value = "cold", help_heading = "Measurement")]
     pub page_cache: PageCache,
-    /// How far runs of the same settings may lie apart in tokens/s; beyond it the run is refused
+    /// How far runs of the same settings may lie apart in tokens/s, above 0 and at most 100; beyond it the run
+    /// is refused
     #[arg(long, value_name = "PERCENT", value_parser = percent, default_value = "10", help_heading = "Measurement")]
     pub noise: f64,
     /// Where the record goes, or off; default: a new file in bench-records, nowhere with --json

@@ -7,25 +7,24 @@ mod given;
 pub mod io;
 pub mod kernels;
 mod process;
+mod record_file;
 pub mod residency;
 mod surroundings;
 mod tables;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use metaltail_bench::record::Outcome;
 use metaltail_bench::{Record, plot};
 use serde_json::json;
 
 use crate::args::{BenchPlotArgs, Protocol};
 use crate::exit::{Failure, Kind};
 use crate::input;
-use crate::output;
+use crate::output::{self, notice};
 use crate::settings::Settings;
 
-/// Where records go when nothing else is said.
-const RECORDS: &str = "bench-records";
 /// The largest record that is read, in bytes.
 const RECORD_CAP: u64 = 1 << 30;
 
@@ -80,20 +79,18 @@ fn finish(
     settings: &Settings,
 ) -> Result<(), Failure> {
     let object = json!(record);
-    let path = record_path(protocol, kind, settings.json());
-    if let Some(path) = &path {
-        if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-            fs::create_dir_all(dir).map_err(|error| unwritten(dir, &error))?;
-        }
-        fs::write(path, format!("{object:#}\n")).map_err(|error| unwritten(path, &error))?;
-    }
+    let path = record_file::write(&format!("{object:#}\n"), protocol, kind, settings.json())?;
     if let Some(path) = &protocol.plot {
-        draw(record, path)?;
+        match draw(record, path) {
+            // Why it was refused is what matters, and comes last.
+            Err(failure) if record.refused.is_some() => notice(&format!("note: {}", failure.message)),
+            drawn => drawn?,
+        }
     }
     if settings.json() {
         output::print(&format!("{object}\n"))?;
     } else {
-        let mut text = table(record);
+        let mut text = if came_to_nothing(record) { String::new() } else { table(record) };
         if let Some(path) = &path {
             text.push_str(&format!("record: {}\n", path.display()));
         }
@@ -106,14 +103,7 @@ fn finish(
     }
 }
 
-fn record_path(protocol: &Protocol, kind: &str, json: bool) -> Option<PathBuf> {
-    match &protocol.record {
-        Some(path) if path.as_os_str() == "off" => None,
-        Some(path) => Some(path.clone()),
-        None if json => None,
-        None => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            Some(Path::new(RECORDS).join(format!("{kind}-{}.json", now.as_secs())))
-        }
-    }
+/// Whether no run of any arm counts, so that a table would be empty. A drive has rows without any.
+fn came_to_nothing(record: &Record) -> bool {
+    !matches!(record.outcome, Outcome::Io { .. }) && record.runs.iter().all(|run| run.counted().is_none())
 }

@@ -82,6 +82,7 @@ pub fn execute(_args: &ChatArgs, settings: &Settings) -> Result<(), Failure> {
         return Err(Failure::new(Kind::Usage, reason));
     }
     let runtime = Runtime::open(settings, drawn_seed())?;
+    runtime.point_to_score();
     let template = runtime.template.as_ref().ok_or_else(|| {
         let reason = "the model has no chat template: use `run --raw`, which needs none";
         Failure::new(Kind::Model, reason)

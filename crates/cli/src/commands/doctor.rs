@@ -82,15 +82,18 @@ impl Examined {
     }
 
     fn findings(&self, limits: &Limits) -> Vec<Finding> {
-        let mut found = drive::findings(&self.drive);
+        let mut found = Vec::new();
         if let Some((census, _)) = &self.census {
             found.extend(findings::of_census(census, limits));
         }
         match &self.plan {
             Ok(report) => {
-                if report.planned.checkpoint.is_some() && report.reads.hit_rate.is_some() {
+                // A drive from which nothing is read while tokens are generated is nobody's concern.
+                if report.planned.checkpoint.is_some() && report.reads.expected > 0.0 {
                     let rate = report.drive.as_ref().map(|drive| drive.gb_per_second).map_err(Clone::clone);
-                    found.extend(findings::of_storage(&self.storage, &rate));
+                    let half = drive::half_took(&self.drive);
+                    found.extend(findings::of_storage(&self.storage, &rate, half));
+                    found.extend(drive::findings(&self.drive));
                 }
                 found.extend(findings::of_plan(report));
             }

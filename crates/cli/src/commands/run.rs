@@ -37,6 +37,7 @@ enum Prompt {
 pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
     let prompt = prompt(args)?;
     let runtime = Runtime::open(settings, 0)?;
+    runtime.point_to_score();
     let prompt_ids = prompt_ids(&runtime, prompt, args.raw)?;
     let json = settings.json();
     let mut answer = Answer::new(runtime.tokenizer.as_ref(), settings.stop.clone())?;

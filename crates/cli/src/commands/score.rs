@@ -13,6 +13,7 @@ use crate::progress::Bar;
 use crate::report::{Report, drive_bytes, dropped_mean, dropped_words};
 use crate::runtime::{Runtime, failure};
 use crate::settings::Settings;
+use crate::words::shortest;
 
 /// Runs the command.
 ///
@@ -111,7 +112,7 @@ impl Lossy {
 
     fn to_json(&self) -> Value {
         json!({
-            "value": self.top_p, "nll_without": self.nll_without, "nll_difference": self.nll_difference,
+            "value": shortest(self.top_p), "nll_without": self.nll_without, "nll_difference": self.nll_difference,
             "same_argmax": self.same_argmax,
             "dropped_share": self.figures.dropped as f64 / self.figures.selections.max(1) as f64,
             "dropped_mean_weight": dropped_mean(&self.figures),

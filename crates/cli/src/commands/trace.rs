@@ -14,6 +14,7 @@ use crate::exit::{Failure, Kind};
 use crate::output::print;
 use crate::report::bytes as size;
 use crate::settings::Settings;
+use crate::whole_file::WholeFile;
 use crate::words::table;
 
 mod recall;
@@ -125,7 +126,7 @@ pub fn replay(args: &TraceReplayArgs, settings: &Settings) -> Result<(), Failure
         ));
         if let Some(cache) = caches.iter().filter(|&&cache| cache < token).max() {
             text.push_str(&format!(
-                "{} and less cannot hold what one token uses: there LRU finds nothing\n",
+                "{} and less cannot hold what one token uses: as one pool of that size lru finds nothing\n",
                 size(*cache)
             ));
         }
@@ -158,10 +159,7 @@ fn row(trace: &str, contestant: Contestant, cache: u64, phase: CountedPhase, cou
 /// Whatever refuses or fails; an interrupted run ends with 130 and leaves a whole trace of what was
 /// computed.
 pub fn record(args: &TraceRecordArgs, settings: &Settings) -> Result<(), Failure> {
-    let file = std::fs::File::create(&args.out).map_err(|error| {
-        Failure::new(Kind::Failed, format!("cannot write the trace {}: {error}", args.out.display()))
-    })?;
-    let recorded = recorder::run(args, settings, BufWriter::new(file))?;
+    let recorded = recorder::run(args, settings)?;
     let object = json!({
         "output": args.out.display().to_string(),
         "sequences": recorded.sequences,
@@ -207,8 +205,8 @@ pub fn synth(args: &TraceSynthArgs, settings: &Settings) -> Result<(), Failure> 
     let failed = |error: std::io::Error| {
         Failure::new(Kind::Failed, format!("cannot write the trace {}: {error}", args.out.display()))
     };
-    let file = std::fs::File::create(&args.out).map_err(failed)?;
-    trace.write(BufWriter::new(file), "synthetic").map_err(failed)?;
+    let (whole, file) = WholeFile::create(&args.out).map_err(failed)?;
+    trace.write(BufWriter::new(file), "synthetic").and_then(|_| whole.keep()).map_err(failed)?;
     let (rows, selections) = (trace.rows.len(), trace.selections.len());
     let object = json!({
         "output": args.out.display().to_string(), "rows": rows, "selections": selections, "seed": args.seed,

@@ -58,6 +58,19 @@ fn refused(error: &UsageError) -> Failure {
     Failure::from_error(kind, error)
 }
 
+/// The refusal of a file that was typed, which an error of its text does not name.
+fn of_file(file: &Path, error: UsageError) -> Failure {
+    match error {
+        UsageError::Line { .. } | UsageError::History { .. } => {
+            Failure::new(Kind::Usage, format!("{}: {error}", file.display()))
+        }
+        UsageError::Read { source, .. } => {
+            Failure::new(Kind::Usage, format!("cannot read {}: {source}", file.display()))
+        }
+        error => refused(&error),
+    }
+}
+
 impl Subject {
     fn new(settings: &Settings) -> Result<Subject, Failure> {
         let opened = Opened::at(&model_dir(settings)?)?;
@@ -91,14 +104,14 @@ impl Subject {
         }
         let mut profile = self.profile()?;
         let model = coli_model(&self.plan);
-        let imported = match PinFile::read(from).map_err(|error| refused(&error))? {
+        let imported = match PinFile::read(from).map_err(|error| of_file(from, error))? {
             PinFile::Experts(_) => {
                 let reason = format!("{} lists experts and counts nothing", from.display());
                 return Err(Failure::new(Kind::Usage, reason));
             }
             PinFile::Profile(other) => profile.add_profile(&other),
             PinFile::History(_) => {
-                let history = read_coli(from).map_err(|error| refused(&error))?;
+                let history = read_coli(from).map_err(|error| of_file(from, error))?;
                 // The path was typed, so that another engine's name is worth a word and no refusal.
                 if let Some(reason) = history.other_engine(&model) {
                     notice(&format!("note: {}: {reason}", from.display()));
@@ -106,7 +119,7 @@ impl Subject {
                 profile.add_coli(&history, &model)
             }
         };
-        let imported = imported.map_err(|error| refused(&error))?;
+        let imported = imported.map_err(|error| of_file(from, error))?;
         write_profile(&self.file, &profile).map_err(|error| refused(&error))?;
         let object = json!({
             "file": self.file.to_string_lossy(), "imported": imported, "weight": profile.weight(),
@@ -117,6 +130,13 @@ impl Subject {
 
     fn export(&self, to: &Path) -> Result<(Value, String), Failure> {
         let profile = self.profile()?;
+        // Writing a profile makes its directory; where an export goes was typed, perhaps wrongly.
+        let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Some(directory) = directory.filter(|directory| !directory.is_dir()) {
+            let reason =
+                format!("cannot write {}: there is no directory {}", to.display(), directory.display());
+            return Err(Failure::new(Kind::Failed, reason));
+        }
         write_coli(to, &profile, &coli_model(&self.plan)).map_err(|error| refused(&error))?;
         let object = json!({
             "file": self.file.to_string_lossy(), "output": to.to_string_lossy(), "weight": profile.weight(),

@@ -3,6 +3,8 @@
 use metaltail_engine::Engine;
 use serde_json::{Value, json};
 
+use crate::words::count;
+
 /// `stats.device`. What a processor has none of is null.
 pub fn device(engine: &Engine, lookups: u64) -> Value {
     let figures = engine.device_figures();
@@ -45,14 +47,14 @@ pub fn words(engine: &Engine) -> Option<String> {
     let figures = engine.device_figures()?;
     let declared = figures.residency.declared_per_submit().unwrap_or(0.0);
     Some(format!(
-        "{} ({}): {} experts in {} submissions, {declared:.0} declared with each; {} allocations in {} sets, {} commits; in its own time kernels {:.3} s, stall {:.3} s",
+        "{} ({}): {} in {}, {declared:.0} declared with each; {} in {}, {}; in its own time kernels {:.3} s, stall {:.3} s",
         engine.device(),
         figures.machine,
-        figures.experts,
-        figures.residency.submissions,
-        figures.residency.allocations,
-        figures.residency.sets,
-        figures.residency.commits,
+        count(figures.experts, "expert"),
+        count(figures.residency.submissions, "submission"),
+        count(figures.residency.allocations, "allocation"),
+        count(figures.residency.sets, "set"),
+        count(figures.residency.commits, "commit"),
         figures.kernel_seconds,
         figures.stall_seconds + figures.coupled_seconds,
     ))

@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 
 use super::parse::{chunk, on_off, probability, share, size, temperature, whole};
 use super::usage::{Pin, Usage};
+use crate::words::shortest;
 
 /// The largest `--cap`: no layer has as many experts.
 const MAX_CAP: u64 = u32::MAX as u64;
@@ -23,7 +24,7 @@ pub struct Flags {
     #[allow(missing_docs)]
     pub input: ModelFlags,
 
-    /// Memory to use, such as 24G (K, M and G are powers of 1024); default: what is free
+    /// Memory to use, such as 24G or 1.5T (K, M, G and T are powers of 1024); default: what is free
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Memory and storage")]
     pub ram: Option<u64>,
     /// Experts kept a layer, 0 for none, any number above a layer's experts for all of them; default:
@@ -101,19 +102,23 @@ pub struct Flags {
     /// Compute of each token's experts only the heaviest that have this share of the weight; lossy below
     /// 1, the default
     #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = probability, help_heading = "Computation")]
+    #[serde(serialize_with = "as_shortest")]
     pub expert_top_p: Option<f32>,
 
     /// Randomness, 0 for the most likely token; default: as the model recommends
     #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = temperature, help_heading = "Sampling")]
+    #[serde(serialize_with = "as_shortest")]
     pub temperature: Option<f32>,
     /// Choose among the likeliest tokens up to this much probability, at most 1
     #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = probability, help_heading = "Sampling")]
+    #[serde(serialize_with = "as_shortest")]
     pub top_p: Option<f32>,
     /// Choose among this many of the likeliest tokens, 0 for all
     #[arg(long, allow_negative_numbers = true, value_name = "N", help_heading = "Sampling")]
     pub top_k: Option<usize>,
     /// Choose among tokens of at least this share of the likeliest one's probability
     #[arg(long, allow_negative_numbers = true, value_name = "F", value_parser = share, help_heading = "Sampling")]
+    #[serde(serialize_with = "as_shortest")]
     pub min_p: Option<f32>,
     /// Begins the random sequence: the same seed gives the same text
     #[arg(long, allow_negative_numbers = true, value_name = "N", help_heading = "Sampling")]
@@ -242,6 +247,11 @@ pub enum Draft {
 /// A path as text, whatever bytes it has.
 fn lossy<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
+}
+
+/// A number as the flag is written.
+fn as_shortest<S: Serializer>(value: &Option<f32>, serializer: S) -> Result<S::Ok, S::Error> {
+    value.map(shortest).serialize(serializer)
 }
 
 /// `on` or `off`, as the flag is written.

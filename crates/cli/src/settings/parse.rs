@@ -2,23 +2,35 @@
 
 use metaltail_store::PAGE;
 
-/// A size in bytes: `24G`, `700M`, `4096`, `2GiB`; K, M and G are powers of 1024.
+/// A size in bytes: `24G`, `1.5T`, `700M`, `4096`, `2GiB`; K, M, G and T are powers of 1024. A part of a byte
+/// is left out.
 pub fn size(text: &str) -> Result<u64, String> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let form = || "a size is a number with K, M, G, T or nothing after it, such as 24G or 1.5T".to_owned();
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
     let (number, unit) = text.split_at(digits);
     let shift = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
         "k" | "kb" | "kib" => 10,
         "m" | "mb" | "mib" => 20,
         "g" | "gb" | "gib" => 30,
-        _ => return Err("a size is a whole number with K, M, G or nothing after it, such as 24G".to_owned()),
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(form()),
     };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "a size begins with a whole number that fits in 64 bits, such as 24G".to_owned())?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "the size is larger than 16 EiB, which no machine has".to_owned())
+    let (whole, part) = number.split_once('.').map_or((number, None), |(whole, part)| (whole, Some(part)));
+    let whole: u64 = whole.parse().map_err(|_| form())?;
+    let part = match part {
+        None => 0,
+        Some(_) if shift == 0 => return Err("a number of bytes is a whole one".to_owned()),
+        // Twelve digits after the point are a byte of a terabyte.
+        Some(part) if (1..=12).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit()) => {
+            let scale = 10u128.pow(part.len() as u32);
+            let part: u128 = part.parse().map_err(|_| form())?;
+            ((part << shift) / scale) as u64
+        }
+        Some(_) => return Err(form()),
+    };
+    let bytes = whole.checked_mul(1 << shift).and_then(|bytes| bytes.checked_add(part));
+    bytes.ok_or_else(|| "the size is larger than 16 EiB, which no machine has".to_owned())
 }
 
 /// `on`, `off` and their synonyms.
@@ -83,11 +95,21 @@ mod tests {
             ("700m", 700 << 20),
             ("2GiB", 2 << 30),
             ("1KB", 1024),
+            ("1T", 1 << 40),
+            ("2tib", 2 << 40),
+            ("1.5G", 3 << 29),
+            ("0.25K", 256),
+            ("0.0001K", 0),
+            ("1.333333333333T", 1_466_015_503_700),
         ] {
             assert_eq!(size(text), Ok(bytes), "{text}");
         }
-        for bad in ["", "G", "1.5G", "-1", "24 G", "24X", "24GG", "99999999999999999999", "17179869184G", "é"]
+        for bad in
+            ["", "G", "-1", "24 G", "24X", "24GG", "99999999999999999999", "17179869184G", "16777216T", "é"]
         {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        for bad in ["1.5", "1.", ".5G", "1.G", "1.2.3G", "1..5G", "1.0000000000001G", ".", "1.5B"] {
             assert!(size(bad).is_err(), "{bad}");
         }
     }

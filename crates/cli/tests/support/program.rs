@@ -64,9 +64,9 @@ pub fn tiny(form: &str) -> TempDir {
     dir
 }
 
-/// Names and contents of a directory's files.
+/// Names and contents of a directory's files, those of directories in it left out.
 pub fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
-    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
     let named =
         |path: PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap());
     entries.map(named).collect()

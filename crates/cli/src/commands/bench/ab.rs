@@ -1,6 +1,6 @@
 //! `metaltail bench ab`: two sets of settings against each other.
 
-use metaltail_bench::ab::{AbOptions, ab};
+use metaltail_bench::ab::{AbOptions, ab, refused_beforehand};
 use metaltail_bench::harness::ab_order;
 use metaltail_bench::job::Feed;
 use metaltail_bench::record::Surroundings;
@@ -9,7 +9,7 @@ use metaltail_bench::{Record, may_change_numbers};
 use super::process::Processes;
 use super::{check_plot, finish, given, surroundings, tables};
 use crate::args::BenchAbArgs;
-use crate::exit::Failure;
+use crate::exit::{Failure, Kind};
 use crate::progress::Bar;
 use crate::settings::Settings;
 
@@ -21,6 +21,10 @@ pub fn execute(args: &BenchAbArgs, settings: &Settings) -> Result<(), Failure> {
     check_plot(args.protocol.plot.as_ref())?;
     let mut job = given::job(&args.protocol, settings)?;
     let arms = [given::arm("A", &args.a, settings)?, given::arm("B", &args.b, settings)?];
+    if let Some(reason) = refused_beforehand(&arms[0], &arms[1], args.several) {
+        return Err(Failure::new(Kind::Usage, reason));
+    }
+    given::check_models(&arms, settings)?;
     job.numerics = may_change_numbers(&arms[0].given, &arms[1].given);
     if job.numerics && job.feed == Feed::Auto {
         // Logits can be compared row by row only where both arms were fed the same.

@@ -27,6 +27,7 @@ pub fn execute(args: &BenchCapArgs, settings: &Settings) -> Result<(), Failure> 
     caps.dedup();
     let arm = |cap: &usize| given::arm(&format!("cap {cap}"), &format!("--cap={cap}"), settings);
     let arms = caps.iter().map(arm).collect::<Result<Vec<Arm>, Failure>>()?;
+    given::check_models(&arms, settings)?;
     let options = CapOptions { caps, rounds: args.rounds, noise: args.protocol.noise };
     let around = Surroundings { program: surroundings::program(), machine: surroundings::machine() };
     let mut processes = Processes::new(&job)?;

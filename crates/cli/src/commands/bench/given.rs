@@ -8,6 +8,8 @@ use metaltail_bench::job::{Feed, Job, JobError};
 use crate::args::Protocol;
 use crate::exit::{Failure, Kind};
 use crate::input::Sequences;
+use crate::opened::{Opened, refused};
+use crate::runtime::model_dir;
 use crate::settings::{self, Origin, Settings};
 
 /// Rows decoded after each prompt where nothing is said: enough for a cache to matter.
@@ -87,6 +89,28 @@ pub fn arm(name: &str, flags: &str, settings: &Settings) -> Result<Arm, Failure>
         arm.given.insert("usage".to_owned(), "off".into());
     }
     Ok(arm)
+}
+
+/// Opens the model of every arm, so that one which is refused is refused as `run` does, before anything is
+/// measured.
+///
+/// # Errors
+/// A model that is missing, damaged or unsupported.
+pub fn check_models(arms: &[Arm], settings: &Settings) -> Result<(), Failure> {
+    let mut models = Vec::new();
+    for arm in arms {
+        let own = Settings::of_words(arm.words.iter().cloned());
+        let own = own.map_err(|error| Failure::from_error(Kind::Usage, &error))?;
+        let model = own.input.model.clone().map_or_else(|| model_dir(settings), Ok)?;
+        if !models.contains(&model) {
+            models.push(model);
+        }
+    }
+    for model in &models {
+        let opened = Opened::at(model)?;
+        opened.checkpoint.check(&opened.inventory).map_err(|error| refused(&error))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

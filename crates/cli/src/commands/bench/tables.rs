@@ -10,7 +10,7 @@ use metaltail_bench::{Record, Spread};
 use serde_json::Value;
 
 use crate::report::bytes as size;
-use crate::words::{table, unoptimised};
+use crate::words::{count as plural, table, unoptimised};
 
 /// A value of a figure with its unit, as its key says.
 fn value(key: &str, value: f64) -> String {
@@ -37,13 +37,13 @@ fn header(record: &Record) -> String {
     let job = &record.job;
     let feed = record.runs.iter().find_map(|run| run.record.as_ref()).map_or(job.feed, |record| record.feed);
     text.push_str(&format!(
-        "{} ({}, {}); {} + {} prompts a run, {} tokens each, fed {feed}, page cache {}, seed {}\n",
+        "{} ({}, {}); {} + {} a run, {} each, fed {feed}, page cache {}, seed {}\n",
         model("path"),
         model("model_type"),
         model("container"),
         job.warmup,
-        job.prompts,
-        job.tokens,
+        plural(job.prompts, "prompt"),
+        plural(job.tokens, "token"),
         job.page_cache,
         job.seed,
     ));
@@ -84,7 +84,7 @@ pub fn ab(record: &Record, a: &str, b: &str) -> String {
     text.push_str(&format!("A: {a}\nB: {b}\n\n"));
     let n = result.figures.iter().find(|row| row.key == SPEED).map_or(0, |row| row.a.n);
     let title = if result.name.is_empty() { "figure" } else { result.name.as_str() };
-    let columns = [title, "A", "B", "B / A", "noise", &format!("of {n} pairs")];
+    let columns = [title, "A", "B", "B / A", "noise", &format!("of {}", plural(n, "pair"))];
     let mut rows = vec![columns.map(str::to_owned).to_vec()];
     rows.extend(result.figures.iter().map(ab_row));
     text.push_str(&table(&rows, &[]));
@@ -170,7 +170,7 @@ pub fn cap(record: &Record) -> String {
     let Outcome::Cap { rows, claims } = &record.outcome else { return String::new() };
     let mut text = header(record);
     let n = rows.iter().find_map(|row| row.figures.get(SPEED)).map_or(0, |spread| spread.n);
-    text.push_str(&format!("median (minimum–maximum) of {n} prompts\n\n"));
+    text.push_str(&format!("median (minimum–maximum) of {}\n\n", plural(n, "prompt")));
     let mut header = vec!["cap".to_owned()];
     header.extend(COLUMNS.iter().map(|(_, name)| (*name).to_owned()));
     header.extend(["peak anonymous".to_owned(), "ids".to_owned()]);
@@ -213,11 +213,11 @@ pub fn io(record: &Record) -> String {
     let mut text = unoptimised().map_or(String::new(), |text| format!("note: {text}\n"));
     let count = |key: &str| record.model.get(key).and_then(Value::as_u64).unwrap_or(0);
     text.push_str(&format!(
-        "{}: random reads of {} runs of at most {} in {} files\n\n",
+        "{}: random reads of {} of at most {} in {}\n\n",
         record.model.get("path").and_then(Value::as_str).unwrap_or("–"),
-        count("runs"),
+        plural(count("runs"), "run"),
         size(count("run_bytes")),
-        count("files")
+        plural(count("files"), "file")
     ));
     let header = ["way", "10⁹ bytes/s", "half took, ms", "99 % took, ms", ""];
     let mut lines = vec![header.map(str::to_owned).to_vec()];

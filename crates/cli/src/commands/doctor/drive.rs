@@ -77,6 +77,12 @@ pub fn to_words(probed: &Probed) -> String {
     table(&rows, &[false, true, true, true, true])
 }
 
+/// The time that half of the direct reads took at least where nothing else was read meanwhile.
+pub fn half_took(probed: &Probed) -> Option<Duration> {
+    let alone = probed.iter().find(|(way, _)| way.direct && way.depth == 1)?;
+    alone.1.as_ref().ok().map(|measured| measured.latency.p50)
+}
+
 /// Whether another way than the default (direct, threads, four at a time) is clearly faster.
 pub fn findings(probed: &Probed) -> Vec<Finding> {
     let rates = || probed.iter().filter_map(|(way, result)| Some((way, rate(result.as_ref().ok()?))));
@@ -114,5 +120,15 @@ mod tests {
         assert!(found[0].action.contains("--io uring --loaders 16"), "{found:?}");
         assert!(found[0].what.contains("2.10 GB/s, four threads 1.05"), "{found:?}");
         assert_eq!(findings(&vec![]), []);
+    }
+
+    #[test]
+    fn a_read_alone_says_how_long_one_takes() {
+        let mut probed = vec![measured(false, 4, 1000 << 20), measured(false, 1, 300 << 20)];
+        assert_eq!(half_took(&probed[..1].to_vec()), None);
+        if let Ok(measured) = &mut probed[1].1 {
+            measured.latency.p50 = Duration::from_micros(90);
+        }
+        assert_eq!(half_took(&probed), Some(Duration::from_micros(90)));
     }
 }

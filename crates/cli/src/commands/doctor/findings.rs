@@ -1,5 +1,7 @@
 //! What to change and why, each with its numbers.
 
+use std::time::Duration;
+
 use metaltail_container::{Kind as Container, Report as Census};
 use metaltail_store::Machine;
 use serde::Serialize;
@@ -52,6 +54,8 @@ impl Finding {
 const PRESSURE: f64 = 1.0;
 /// A drive below this many 10⁹ bytes a second is slow for streaming.
 const SLOW_DRIVE: f64 = 0.5;
+/// No head moves to another track and finds its sector in less.
+const SEEK: Duration = Duration::from_millis(1);
 /// Descriptors beside those of the model.
 const OWN_FILES: u64 = 64;
 
@@ -62,7 +66,7 @@ pub fn of_machine(hardware: &Hardware, limits: &Limits, machine: &Machine) -> Ve
         found.push(Finding::new(
             Warning,
             "this is a debug build",
-            "kernels run many times slower, and every rate below is that of the build, not of the machine",
+            "kernels run many times slower, and every rate here is that of the build, not of the machine",
             "build with `cargo build --release`",
         ));
     }
@@ -79,7 +83,10 @@ pub fn of_machine(hardware: &Hardware, limits: &Limits, machine: &Machine) -> Ve
     {
         found.push(Finding::new(
             Hint,
-            format!("{} threads compute, though {cores} cores are there", hardware.default_threads),
+            match hardware.default_threads {
+                1 => format!("1 thread computes, though {cores} cores are there"),
+                threads => format!("{threads} threads compute, though {cores} cores are there"),
+            },
             "a processor quota of a control group allows no more at a time",
             "raise the quota (cpu.max) where the rest of the machine is free",
         ));
@@ -126,15 +133,20 @@ pub fn of_machine(hardware: &Hardware, limits: &Limits, machine: &Machine) -> Ve
     found
 }
 
-/// Findings on where a model lies.
-pub fn of_storage(storage: &Storage, read: &Result<f64, String>) -> Vec<Finding> {
+/// Findings on where a model lies: its drive's rate in 10⁹ bytes a second, and the time that half of the reads
+/// of an expert took at least, where that was measured.
+pub fn of_storage(storage: &Storage, read: &Result<f64, String>, half: Option<Duration>) -> Vec<Finding> {
     let mut found = Vec::new();
-    // Virtual drives often call themselves turning: only a slow one is believed.
-    if storage.rotational == Some(true) && read.as_ref().map_or(true, |&rate| rate < SLOW_DRIVE) {
+    // Virtual drives often call themselves turning: only one that is slow and seeks is believed.
+    let slow = read.as_ref().map_or(true, |&rate| rate < SLOW_DRIVE);
+    if storage.rotational == Some(true) && slow && half.is_none_or(|half| half >= SEEK) {
+        let seen = half.map_or(String::new(), |half| {
+            format!(" (half of the reads took {:.1} ms or more)", half.as_secs_f64() * 1e3)
+        });
         found.push(Finding::new(
             Warning,
             format!("{} is a turning disk", storage.device.as_deref().unwrap_or("the drive")),
-            "every expert costs a seek of some milliseconds; the bound below is what remains",
+            format!("every expert costs a seek{seen}; the bound above is what remains"),
             "put the model on a solid-state drive",
         ));
     }
@@ -287,7 +299,7 @@ mod tests {
     fn a_sound_machine_has_no_findings() {
         let machine = Machine { total: 100, available: 90, ..Machine::default() };
         assert_eq!(of_machine(&sound(), &Limits::default(), &machine), []);
-        assert_eq!(of_storage(&Storage::default(), &Ok(3.0)), []);
+        assert_eq!(of_storage(&Storage::default(), &Ok(3.0), None), []);
     }
 
     #[test]
@@ -310,7 +322,7 @@ mod tests {
         for part in [
             "debug build",
             "none of the instruction sets",
-            "1 threads compute, though 8",
+            "1 thread computes, though 8",
             "2 nodes",
             "12.5 %",
             "/g leaves 2.0 MiB of the 8.0 MiB",
@@ -325,13 +337,22 @@ mod tests {
             file_system: Some("nfs4".into()),
             ..Storage::default()
         };
-        let found = whats(&of_storage(&storage, &Ok(0.1)));
+        let found = of_storage(&storage, &Ok(0.1), Some(Duration::from_micros(8500)));
         for part in ["sda is a turning disk", "nfs4", "0.10 GB/s"] {
-            assert!(found.contains(part), "{part}: {found}");
+            assert!(whats(&found).contains(part), "{part}: {found:?}");
         }
+        assert!(found[0].why.contains("half of the reads took 8.5 ms or more"), "{found:?}");
         assert!(
-            whats(&of_storage(&Storage::default(), &Err("no direct reads".into())))
+            whats(&of_storage(&Storage::default(), &Err("no direct reads".into()), None))
                 .contains("no direct reads")
         );
+    }
+
+    #[test]
+    fn a_drive_that_does_not_seek_is_no_turning_disk() {
+        let storage = Storage { rotational: Some(true), ..Storage::default() };
+        let found = |half| whats(&of_storage(&storage, &Ok(0.1), Some(Duration::from_micros(half))));
+        assert!(!found(90).contains("turning") && found(90).contains("0.10 GB/s"), "{}", found(90));
+        assert!(found(4000).contains("turning"), "{}", found(4000));
     }
 }

@@ -8,6 +8,7 @@ use metaltail_store::Machine;
 use serde::Serialize;
 
 use crate::report::bytes as size;
+use crate::words::count;
 
 /// Processor and memory.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -89,28 +90,29 @@ impl Hardware {
     /// Rows for people.
     pub fn rows(&self) -> Vec<[String; 2]> {
         let known = |n: Option<usize>| n.map_or("?".to_owned(), |n| n.to_string());
+        let some = |n: Option<usize>, noun: &str| n.map_or(format!("? {noun}s"), |n| count(n, noun));
         let mut rows = vec![
             [
                 "processor".into(),
                 format!(
-                    "{}; {} cores, {} processors, {} usable; {} compute threads",
+                    "{}; {}, {}, {} usable; {}",
                     self.processor.as_deref().unwrap_or("unknown"),
-                    known(self.physical_cores),
-                    known(self.logical_processors),
+                    some(self.physical_cores, "core"),
+                    some(self.logical_processors, "processor"),
                     known(self.usable_processors),
-                    self.default_threads
+                    count(self.default_threads, "compute thread")
                 ),
             ],
             ["kernels".into(), format!("{} (of {})", self.isa, self.isas.join(", "))],
             [
                 "memory".into(),
                 format!(
-                    "{} of {} available; swap {} of {} used; {} memory nodes; huge pages {}",
+                    "{} of {} available; swap {} of {} used; {}; huge pages {}",
                     size(self.available),
                     size(self.memory),
                     self.swap_used.map_or("?".to_owned(), size),
                     self.swap.map_or("?".to_owned(), size),
-                    known(self.numa_nodes),
+                    some(self.numa_nodes, "memory node"),
                     self.transparent_huge_pages.as_deref().unwrap_or("unknown")
                 ),
             ],

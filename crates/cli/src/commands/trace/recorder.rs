@@ -18,6 +18,7 @@ use crate::interrupt;
 use crate::progress::Bar;
 use crate::runtime::{Runtime, failure};
 use crate::settings::Settings;
+use crate::whole_file::WholeFile;
 
 /// Form of an `--ids` file.
 #[derive(Deserialize)]
@@ -123,20 +124,36 @@ impl State {
     }
 }
 
-/// Computes the sequences and records them.
+/// The sequences that were given.
+fn given(args: &TraceRecordArgs) -> Result<Vec<Vec<u32>>, Failure> {
+    let form = "{\"ids\": [id, …]} or {\"sequences\": [[id, …], …]}";
+    Ok(match read_ids(&args.ids, form)? {
+        IdsFile::One { ids } => vec![ids],
+        IdsFile::Many { sequences } => sequences,
+    })
+}
+
+/// Says so where `--prompt` leaves nothing to compute one by one.
+fn note_no_decode(runtime: &Runtime, prompt: Option<usize>, sequences: &[Vec<u32>]) {
+    let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
+    if let Some(prompt) = prompt.filter(|&prompt| prompt >= longest) {
+        runtime.engine.telemetry().notice(&format!(
+            "no sequence is longer than {longest} ids: behind --prompt {prompt} nothing is left to compute one by one, and no row counts as decode"
+        ));
+    }
+}
+
+/// Computes the sequences and records them. What is at `args.out` stays as it is until all of it was written.
 ///
 /// # Errors
 /// Ids, a model or settings that are refused; failed reads; a file that cannot be written.
-pub fn run(args: &TraceRecordArgs, settings: &Settings, out: Out) -> Result<Recorded, Failure> {
-    let form = "{\"ids\": [id, …]} or {\"sequences\": [[id, …], …]}";
-    let sequences = match read_ids(&args.ids, form)? {
-        IdsFile::One { ids } => vec![ids],
-        IdsFile::Many { sequences } => sequences,
-    };
+pub fn run(args: &TraceRecordArgs, settings: &Settings) -> Result<Recorded, Failure> {
+    let sequences = given(args)?;
     let recorder = Arc::new(Recorder::default());
     let recall = Arc::new(Recall::default());
     let runtime = Runtime::open_to_measure(settings, Some(Arc::new(Both(recorder.clone(), recall.clone()))))?;
     runtime.engine.compare_guesses();
+    note_no_decode(&runtime, args.prompt, &sequences);
     let cancel = interrupt::listen();
     let engine = &runtime.engine;
     let unwritable = |error: &io::Error| {
@@ -144,7 +161,8 @@ pub fn run(args: &TraceRecordArgs, settings: &Settings, out: Out) -> Result<Reco
         Failure::new(Kind::Failed, format!("cannot write the trace {out}: {error}"))
     };
     let model = engine.checkpoint().dir().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let writer = TraceWriter::new(out, &model, engine.store().expert_bytes());
+    let (whole, file) = WholeFile::create(&args.out).map_err(|error| unwritable(&error))?;
+    let writer = TraceWriter::new(BufWriter::new(file), &model, engine.store().expert_bytes());
     let writer = writer.map_err(|error| unwritable(&error))?;
     recorder.with(|state| state.writer = Some(writer));
     let bar = Bar::items("recording", sequences.len() as u64, settings.json());
@@ -167,7 +185,8 @@ pub fn run(args: &TraceRecordArgs, settings: &Settings, out: Out) -> Result<Reco
     recorder.with(|state| {
         let ended = state.writer.take().map(TraceWriter::finish);
         let failed = state.failed.take().map_or(Ok(()), Err);
-        failed.and_then(|()| ended.transpose()).map_err(|error| unwritable(&error))?;
+        let written = failed.and_then(|()| ended.transpose()).and_then(|_| whole.keep());
+        written.map_err(|error| unwritable(&error))?;
         let (rows, selections) = (state.rows, state.selections);
         Ok(Recorded { recall, sequences: done, rows, selections, cancelled })
     })
