@@ -1,11 +1,10 @@
 //! The usage profile of a loaded model: whose it is, where it lies, and who records it.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use metaltail_container::{Checkpoint, JSON_CAP, Kind};
+use metaltail_container::{Checkpoint, JSON_CAP, Kind, read_regular};
 use metaltail_model::{LayerPlan, Plan};
 use metaltail_store::LayerExperts;
 use metaltail_store::usage::{ColiModel, ColiUsage, UsageError, UsageIdentity, UsageProfile, UsageRecorder};
@@ -61,7 +60,7 @@ pub fn identity(
     let mut bytes = checkpoint.config().to_string().into_bytes();
     for name in ["manifest.json", "model.safetensors.index.json"] {
         // Small files that opening the checkpoint has read already; most directories have one of them.
-        if let Ok(content) = read_capped(&checkpoint.dir().join(name)) {
+        if let Ok(content) = read_regular(&checkpoint.dir().join(name), JSON_CAP) {
             bytes.push(0);
             bytes.extend(content);
         }
@@ -83,19 +82,13 @@ pub fn coli_model(plan: &Plan) -> ColiModel<'_> {
     ColiModel { layers: plan.layers.len() as u32, experts: experts.unwrap_or(0) as u32, family: &plan.family }
 }
 
-fn read_capped(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(JSON_CAP).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// Reads a colibrì history.
 ///
 /// # Errors
 /// A file that cannot be read or is none.
 pub fn read_coli(path: &Path) -> Result<ColiUsage, UsageError> {
-    let read = |source| UsageError::Read { file: path.into(), source };
-    let bytes = read_capped(path).map_err(read)?;
+    let read = |source| UsageError::ReadPins { file: path.into(), source };
+    let bytes = read_regular(path, JSON_CAP).map_err(read)?;
     let text = String::from_utf8(bytes)
         .map_err(|error| read(io::Error::new(io::ErrorKind::InvalidData, error.utf8_error())))?;
     ColiUsage::parse(&text)

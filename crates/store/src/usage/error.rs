@@ -21,6 +21,14 @@ pub enum UsageError {
         /// What the operating system said.
         source: io::Error,
     },
+    /// A file of pins, or a history, cannot be read.
+    #[error("cannot read {}: {source}", file.display())]
+    ReadPins {
+        /// The file.
+        file: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
     /// The file is something else.
     #[error("{} is no usage profile: it begins with {got:02x?}", file.display())]
     Foreign {
