@@ -9,6 +9,7 @@ use metaltail_model::{LayerPlan, Plan};
 use metaltail_store::LayerExperts;
 use metaltail_store::usage::{ColiModel, ColiUsage, UsageError, UsageIdentity, UsageProfile, UsageRecorder};
 
+use crate::error::EngineError;
 use crate::telemetry::{Event, Listener, Telemetry};
 
 /// The history that colibrì keeps in a model's directory.
@@ -107,33 +108,45 @@ impl Listener for Listening {
 
 /// Opens a model's profile and begins to record. What is wrong with it becomes a notice; without one that
 /// can be read, a history that colibrì left in the model's directory is the beginning.
+///
+/// # Errors
+/// A file was named that is something else, or cannot be read: nobody wants that overwritten. In the usual
+/// place that is a notice, and nothing is recorded.
 pub(crate) fn open(
     mode: &UsageMode,
     checkpoint: &Checkpoint,
     plan: &Plan,
     places: &[LayerExperts],
     telemetry: &Telemetry,
-) -> Option<Arc<UsageRecorder>> {
+) -> Result<Option<Arc<UsageRecorder>>, EngineError> {
     let (place, writes) = match mode {
-        UsageMode::Off => return None,
+        UsageMode::Off => return Ok(None),
         UsageMode::ReadOnly(place) => (place, false),
         UsageMode::On(place) => (place, true),
     };
     // A model without experts has no use of them: nothing to say.
     if places.is_empty() {
-        return None;
+        return Ok(None);
     }
     let identity = match identity(checkpoint, plan, places) {
         Ok(identity) => identity,
         Err(error) => {
             telemetry.notice(&error.to_string());
-            return None;
+            return Ok(None);
         }
     };
     let path = place.file(&identity);
-    let (mut recorder, problem) = UsageRecorder::open(&path, identity.clone(), writes);
+    let (mut recorder, problem) = match (UsageRecorder::open(&path, identity.clone(), writes), place) {
+        (Ok(opened), _) => opened,
+        (Err(error), UsagePlace::File(_)) => return Err(EngineError::Usage(error)),
+        (Err(error), UsagePlace::Directory(_)) => {
+            telemetry.notice(&format!("{error}; usage is not recorded until that is moved away"));
+            return Ok(None);
+        }
+    };
     if let Some(problem) = &problem {
-        let kept = if writes { "; it is begun anew, and the old file is kept as FILE.old" } else { "" };
+        let kept = "; it is begun anew, and the old file is kept beside it as .old, numbered if need be";
+        let kept = if writes { kept } else { "" };
         telemetry.notice(&format!("{problem}{kept}"));
     }
     if problem.is_none() && !path.exists() && checkpoint.kind() == Kind::Colibri {
@@ -149,7 +162,7 @@ pub(crate) fn open(
     if writes && !telemetry.attach(Arc::new(Listening(recorder.clone()))) {
         telemetry.notice("another engine reports here: the usage of this one is not recorded");
     }
-    Some(recorder)
+    Ok(Some(recorder))
 }
 
 /// A new profile with a history found beside the model, which must be of the model's family.

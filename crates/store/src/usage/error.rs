@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Errors of usage profiles. None of them needs to end a run: a profile that cannot be read is begun anew.
+/// Errors of usage profiles. A profile that cannot be used is begun anew; what is none is left alone.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UsageError {
@@ -88,4 +88,11 @@ pub enum UsageError {
         /// What the operating system said.
         source: io::Error,
     },
+}
+
+impl UsageError {
+    /// Whether it is about a profile of this program that cannot be used, not about something else.
+    pub fn is_profile(&self) -> bool {
+        matches!(self, UsageError::Damaged { .. } | UsageError::Version { .. } | UsageError::Identity { .. })
+    }
 }
