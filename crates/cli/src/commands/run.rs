@@ -89,6 +89,8 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
         notice(&format!("\n{}", report.block().trim_end()));
     }
     match generation.finish {
+        // It was ended for want of a reader, who has all that was wanted.
+        Finish::Cancelled if shown.is_err() => Ok(()),
         Finish::Cancelled => Err(Failure::silent(Kind::Interrupted)),
         Finish::Stop | Finish::Length => Ok(()),
     }
