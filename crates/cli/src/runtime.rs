@@ -95,7 +95,7 @@ impl Runtime {
         let stop_ids =
             StopIds::gather(&config, generation, tokenizer.as_ref()).map_err(|error| text_failure(&error))?;
         let sampling = sampling(settings, generation, seed);
-        sampling.validate().map_err(|error| Failure::from_error(Kind::Usage, &error))?;
+        check_sampling(settings, &sampling, &dir)?;
         if settings.verbose() {
             notice(&engine.budget().to_string());
             let mode = engine.store().io_mode();
@@ -263,6 +263,20 @@ pub fn failure(error: &EngineError) -> Failure {
         EngineError::Config(_) | EngineError::NotFinite { .. } => Kind::Model,
         EngineError::Container(error) => container_kind(error),
         EngineError::Budget(_) | EngineError::Limit { .. } => Kind::Budget,
+/// Refuses what no token can be chosen by; where that is not what was set, the model's recommendation is
+/// named, in which it stands.
+fn check_sampling(settings: &Settings, asked: &Sampling, dir: &Path) -> Result<(), Failure> {
+    let Err(error) = asked.validate() else { return Ok(()) };
+    match sampling(settings, None, asked.seed).validate() {
+        Err(error) => Err(Failure::from_error(Kind::Usage, &error)),
+        Ok(()) => {
+            let file = dir.join("generation_config.json");
+            let text = format!("{} recommends what cannot be: {error}", file.display());
+            Err(Failure::new(Kind::Model, format!("{text}. Correct it, or set it for this run")))
+        }
+    }
+}
+
         EngineError::Store(error) => store_kind(error),
         EngineError::Model(error) => match error {
             ModelError::Config(_) | ModelError::Layout(_) => Kind::Model,

@@ -5,12 +5,13 @@ mod models;
 #[path = "support/program.rs"]
 mod program;
 
+use std::fs;
 use std::process::Command;
 
 use metaltail_model::text::Tokenizer;
 use models::{ask, call, count, demo, ids, ids_file, oracle, piped, seeded_ids};
 use program::tiny;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const QUESTION: &str = "Define \"hummingbird\".";
 /// Bytes of one expert of the demo model, padding included.
@@ -423,6 +424,24 @@ fn a_seed_decides_the_text() {
     assert_eq!(config["seed"], 0);
     assert!((config["temperature"].as_f64().unwrap() - 0.7).abs() < 1e-6, "{config}");
     assert!((config["top_p"].as_f64().unwrap() - 0.9).abs() < 1e-6, "{config}");
+}
+
+#[test]
+fn what_a_file_says_wrongly_is_refused_with_its_name() {
+    let dir = tiny("slab");
+    let file = ids_file(dir.path(), &[]);
+    let base = ["run", "--json", "--model", "model", "--max-tokens", "1", "--ids", file.to_str().unwrap()];
+    let error = call(dir.path(), &base).expect(2).error();
+    assert!(error.contains("ids.json: ") && error.contains("empty"), "{error}");
+    ids_file(dir.path(), &[1, 2]);
+    let recommended = dir.path().join("model/generation_config.json");
+    for (key, value) in [("top_p", 1.5), ("top_p", 0.0), ("temperature", -1.0), ("min_p", 2.0)] {
+        fs::write(&recommended, json!({"do_sample": true, key: value}).to_string()).unwrap();
+        let error = call(dir.path(), &base).expect(3).error();
+        assert!(error.contains("model/generation_config.json"), "{error}");
+        let flag = format!("--{}", key.replace('_', "-"));
+        call(dir.path(), &[&base[..], &[&flag, "0.5"]].concat()).expect(0);
+    }
 }
 
 #[test]

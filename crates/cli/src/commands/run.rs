@@ -99,6 +99,10 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
 fn prompt(args: &RunArgs) -> Result<Prompt, Failure> {
     if let Some(path) = &args.ids {
         let file: IdsFile = read_ids(path, "{\"ids\": [id, …]}")?;
+        if file.ids.is_empty() {
+            let reason = "the list of ids is empty: there is nothing to continue";
+            return Err(Failure::new(Kind::Usage, format!("{}: {reason}", path.display())));
+        }
         return Ok(Prompt::Ids(file.ids));
     }
     if let Some(text) = &args.prompt {
