@@ -30,8 +30,6 @@ pub struct Runtime {
     pub engine: Engine,
     /// Its tokenizer, where the directory has one.
     pub tokenizer: Option<Tokenizer>,
-    /// Its chat template, where the directory has one.
-    pub template: Option<ChatTemplate>,
     /// Ids that end an answer.
     pub stop_ids: StopIds,
     /// How tokens are chosen.
@@ -88,7 +86,6 @@ impl Runtime {
         if let Some(tokenizer) = &tokenizer {
             tokenizer.check_vocab(engine.plan().vocab).map_err(|error| text_failure(&error))?;
         }
-        let template = ChatTemplate::from_dir(&dir).map_err(|error| text_failure(&error))?;
         let checkpoint = engine.checkpoint();
         let config = checkpoint.config().as_object().cloned().unwrap_or_default();
         let generation = checkpoint.generation_config();
@@ -103,7 +100,16 @@ impl Runtime {
             notice(&format!("reads: {way} ({}), by {} ({})", mode.reason, mode.carrier(), mode.uring_reason));
             notice(&pins::to_words(engine.pins()));
         }
-        Ok(Runtime { engine, tokenizer, template, stop_ids, sampling })
+        Ok(Runtime { engine, tokenizer, stop_ids, sampling })
+    }
+
+    /// The chat template, where the model has one: read and compiled now, since ids, raw prompts and scores
+    /// have no use of it.
+    ///
+    /// # Errors
+    /// A template that is damaged, or too little memory to work on it.
+    pub fn template(&self) -> Result<Option<ChatTemplate>, Failure> {
+        ChatTemplate::from_dir(self.engine.checkpoint().dir()).map_err(|error| text_failure(&error))
     }
 
     /// The tokenizer, or a refusal that says what to do without one.
@@ -257,12 +263,6 @@ fn sampling(settings: &Settings, generation: Option<&Value>, seed: u64) -> Sampl
     }
 }
 
-/// The exit that an engine's error means.
-pub fn failure(error: &EngineError) -> Failure {
-    let kind = match error {
-        EngineError::Config(_) | EngineError::NotFinite { .. } => Kind::Model,
-        EngineError::Container(error) => container_kind(error),
-        EngineError::Budget(_) | EngineError::Limit { .. } => Kind::Budget,
 /// Refuses what no token can be chosen by; where that is not what was set, the model's recommendation is
 /// named, in which it stands.
 fn check_sampling(settings: &Settings, asked: &Sampling, dir: &Path) -> Result<(), Failure> {
@@ -277,6 +277,12 @@ fn check_sampling(settings: &Settings, asked: &Sampling, dir: &Path) -> Result<(
     }
 }
 
+/// The exit that an engine's error means.
+pub fn failure(error: &EngineError) -> Failure {
+    let kind = match error {
+        EngineError::Config(_) | EngineError::NotFinite { .. } => Kind::Model,
+        EngineError::Container(error) => container_kind(error),
+        EngineError::Budget(_) | EngineError::Limit { .. } => Kind::Budget,
         EngineError::Store(error) => store_kind(error),
         EngineError::Model(error) => match error {
             ModelError::Config(_) | ModelError::Layout(_) => Kind::Model,
@@ -321,6 +327,7 @@ fn store_kind(error: &StoreError) -> Kind {
 pub fn text_failure(error: &TextError) -> Failure {
     let kind = match error {
         TextError::IdOutOfRange { .. } => Kind::Usage,
+        TextError::TemplateThread { .. } | TextError::OpenFiles { .. } => Kind::Failed,
         _ => Kind::Model,
     };
     Failure::from_error(kind, error)

@@ -107,6 +107,21 @@ pub enum TextError {
         /// The parser's message, with the line.
         reason: String,
     },
+    /// The system gave no thread to work on the chat template.
+    #[error(
+        "no memory to work on the chat template in {}: it takes a thread with a stack of {stack} MiB of address space, \
+         of which little is used. Raise the limit (`ulimit -v`) or free memory; `--raw` and `--ids` go without",
+        path.display()
+    )]
+    TemplateThread {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// The stack, in MiB.
+        stack: usize,
+        /// The operating system's reason.
+        #[source]
+        source: std::io::Error,
+    },
     /// The chat template failed while it rendered.
     #[error("the chat template in {} failed: {reason}; `--raw` goes without a template", path.display())]
     TemplateRender {

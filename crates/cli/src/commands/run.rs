@@ -131,11 +131,10 @@ fn prompt_ids(runtime: &Runtime, prompt: Prompt, raw: bool) -> Result<Vec<u32>, 
         Prompt::Text(text) => text,
     };
     let tokenizer = runtime.need_tokenizer()?;
-    let rendered = match &runtime.template {
-        Some(template) if !raw => template
+    let rendered = match if raw { None } else { runtime.template()? } {
+        Some(template) => template
             .render(&[message("user", &text)], true, &Map::new())
             .map_err(|error| text_failure(&error))?,
-        Some(_) => text,
         None => {
             if !raw {
                 let notice = "the model has no chat template: the prompt is continued as it stands";
