@@ -5,6 +5,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use metaltail_container::is_out_of_handles;
+
 mod pressure;
 
 /// One control group with a memory limit, the process's own or an ancestor.
@@ -37,6 +39,13 @@ impl Machine {
     /// # Errors
     /// When `/proc` cannot be read or does not say what memory there is.
     pub fn probe() -> io::Result<Machine> {
+        Machine::read().map_err(|error| match is_out_of_handles(&error) {
+            true => io::Error::new(error.kind(), format!("{error}: raise the limit with `ulimit -n`")),
+            false => error,
+        })
+    }
+
+    fn read() -> io::Result<Machine> {
         let read = |path: &Path| std::fs::read_to_string(path).ok();
         let meminfo = std::fs::read_to_string("/proc/meminfo")?;
         let missing = |what: &str| io::Error::other(format!("/proc/meminfo has no {what}"));
