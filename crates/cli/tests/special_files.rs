@@ -102,7 +102,7 @@ fn convert_refuses_what_run_refuses() {
     assert!(refused.error().contains("more than the cap"), "{}", refused.stdout);
     // A pipe among the files of a conversion that was begun.
     fs::remove_file(model.join("tokenizer.json")).unwrap();
-    for name in ["manifest.json", "convert.json"] {
+    for name in ["manifest.json", "convert.json", "convert.json.partial", ".convert.lock"] {
         fs::create_dir(dir.path().join("slab")).unwrap();
         pipe(&dir.path().join("slab").join(name));
         let refused = soon(dir.path(), "convert model slab --json").expect(1);

@@ -39,7 +39,7 @@ impl From<NotRegular> for io::Error {
 pub fn open_regular(path: &Path) -> io::Result<File> {
     refuse(&std::fs::metadata(path)?)?;
     // It may be another one by now: a pipe is not waited for, and what was opened is looked at again.
-    let file = options().open(path)?;
+    let file = options().read(true).open(path)?;
     refuse(&file.metadata()?)?;
     Ok(file)
 }
@@ -48,20 +48,28 @@ fn refuse(meta: &Metadata) -> io::Result<()> {
     NotRegular::of(meta).map_or(Ok(()), |found| Err(found.into()))
 }
 
+/// Creates a file for writing, or empties the one that is there, which must be a regular one.
+pub(crate) fn create_regular(path: &Path) -> io::Result<File> {
+    match std::fs::metadata(path) {
+        Ok(meta) => refuse(&meta)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    options().write(true).create(true).truncate(true).open(path)
+}
+
 #[cfg(unix)]
 fn options() -> OpenOptions {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = OpenOptions::new();
     // The flag is one bit of an int; regular files know no difference.
-    options.read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
+    options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
     options
 }
 
 #[cfg(not(unix))]
 fn options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.read(true);
-    options
+    OpenOptions::new()
 }
 
 /// Reads to the end, which must come after at most `cap` bytes.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::listing::read_capped;
-use crate::regular::{open_regular, read_regular};
+use crate::regular::{create_regular, open_regular, read_regular};
 use crate::slab::{Checksum, JOURNAL, MANIFEST, Manifest, Parameters, parse_manifest};
 use crate::slab_writer::file::{PARTIAL, sync_dir, write_atomic};
 use crate::slab_writer::{Finished, SlabFile, WriteError};
@@ -148,7 +148,7 @@ impl Lock {
     /// Locks `dir`, or says that another process has it.
     pub(super) fn take(dir: &Path) -> Result<Lock, WriteError> {
         let path = dir.join(LOCK);
-        let file = File::create(&path).map_err(WriteError::io("create", &path))?;
+        let file = create_regular(&path).map_err(WriteError::io("create", &path))?;
         match file.try_lock() {
             // Opened before its last holder removed it: the lock that counts is another file's.
             Ok(()) if !is_at(&file, &path) => Err(WriteError::Busy { dir: dir.to_owned() }),
