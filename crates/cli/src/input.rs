@@ -1,10 +1,10 @@
 //! Reading what users give: files of ids, prompts and lines, none of which may be endless.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{BufRead, Read};
 use std::path::Path;
 
+use metaltail_container::read_regular;
+pub use metaltail_container::{open_regular as regular, read_capped};
 use serde::Deserialize;
 
 use crate::exit::{Failure, Kind};
@@ -15,32 +15,6 @@ pub const TEXT_CAP: u64 = 16 << 20;
 /// The largest file of ids in bytes.
 const IDS_CAP: u64 = 256 << 20;
 
-/// Opens a regular file. A pipe or a device is refused without waiting for it.
-///
-/// # Errors
-/// A file that cannot be opened, or another kind of file.
-pub fn regular(path: &Path) -> io::Result<File> {
-    // Without O_NONBLOCK, opening a pipe waits for a writer; a regular file knows no difference.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other("it is not a regular file")),
-    }
-}
-
-/// Reads to the end, which must come after at most `cap` bytes.
-///
-/// # Errors
-/// A failed read, or more bytes.
-pub fn read_capped(source: impl Read, cap: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    source.take(cap.saturating_add(1)).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > cap {
-        true => Err(io::Error::other(format!("it is longer than {cap} bytes"))),
-        false => Ok(bytes),
-    }
-}
-
 /// Reads a JSON file of ids.
 ///
 /// # Errors
@@ -49,9 +23,7 @@ pub fn read_ids<T: serde::de::DeserializeOwned>(path: &Path, form: &str) -> Resu
     let wrong = |reason: String| {
         Failure::new(Kind::Usage, format!("{} is not a file with {form}: {reason}", path.display()))
     };
-    let bytes = regular(path)
-        .and_then(|file| read_capped(file, IDS_CAP))
-        .map_err(|error| wrong(error.to_string()))?;
+    let bytes = read_regular(path, IDS_CAP).map_err(|error| wrong(error.to_string()))?;
     serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))
 }
 
@@ -156,13 +128,12 @@ impl Sequences {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     #[test]
     fn what_has_no_end_is_refused_at_its_cap() {
-        assert_eq!(read_capped(&b"abc"[..], 3).unwrap(), b"abc");
-        assert!(read_capped(&b"abcd"[..], 3).is_err());
-        assert!(read_capped(io::repeat(0), 1 << 20).is_err());
         assert!(read_prompt(io::repeat(b'x')).is_err());
         assert!(read_line(&mut io::BufReader::new(io::repeat(b'x'))).is_err());
     }
@@ -175,11 +146,5 @@ mod tests {
         assert_eq!(next(), Some(Vec::new()));
         assert_eq!(next(), Some(b"last".to_vec()));
         assert_eq!(next(), None);
-    }
-
-    #[test]
-    fn a_device_is_no_regular_file() {
-        assert!(regular(Path::new("/dev/zero")).is_err());
-        assert!(regular(&std::env::temp_dir()).is_err());
     }
 }

@@ -21,12 +21,14 @@ const LISTENING: u8 = 1;
 /// The handler ends the program and is the only one to print.
 const ENDING: u8 = 2;
 
-/// Takes over Ctrl-C for the whole program. `json` says how the end is told.
+/// Takes over Ctrl-C for the whole program, and makes writes past `ulimit -f` errors. `json` says how the end
+/// is told.
 ///
 /// # Errors
 /// The system refuses a handler.
 pub fn install(json: bool) -> Result<(), Failure> {
     tell_as_json(json);
+    metaltail_store::signals::fail_writes_past_the_limit();
     ctrlc::set_handler(pressed).map_err(|error| Failure::from_error(Kind::Failed, &error))
 }
 

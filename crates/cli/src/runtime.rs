@@ -30,8 +30,6 @@ pub struct Runtime {
     pub engine: Engine,
     /// Its tokenizer, where the directory has one.
     pub tokenizer: Option<Tokenizer>,
-    /// Its chat template, where the directory has one.
-    pub template: Option<ChatTemplate>,
     /// Ids that end an answer.
     pub stop_ids: StopIds,
     /// How tokens are chosen.
@@ -98,14 +96,13 @@ impl Runtime {
         if let Some(tokenizer) = &tokenizer {
             tokenizer.check_vocab(engine.plan().vocab).map_err(|error| text_failure(&error))?;
         }
-        let template = ChatTemplate::from_dir(&dir).map_err(|error| text_failure(&error))?;
         let checkpoint = engine.checkpoint();
         let config = checkpoint.config().as_object().cloned().unwrap_or_default();
         let generation = checkpoint.generation_config();
         let stop_ids =
             StopIds::gather(&config, generation, tokenizer.as_ref()).map_err(|error| text_failure(&error))?;
         let sampling = sampling(settings, generation, seed);
-        sampling.validate().map_err(|error| Failure::from_error(Kind::Usage, &error))?;
+        check_sampling(settings, &sampling, &dir)?;
         if settings.verbose() {
             notice(&engine.budget().to_string());
             let mode = engine.store().io_mode();
@@ -113,7 +110,16 @@ impl Runtime {
             notice(&format!("reads: {way} ({}), by {} ({})", mode.reason, mode.carrier(), mode.uring_reason));
             notice(&pins::to_words(engine.pins()));
         }
-        Ok(Runtime { engine, tokenizer, template, stop_ids, sampling })
+        Ok(Runtime { engine, tokenizer, stop_ids, sampling })
+    }
+
+    /// The chat template, where the model has one: read and compiled now, since ids, raw prompts and scores
+    /// have no use of it.
+    ///
+    /// # Errors
+    /// A template that is damaged, or too little memory to work on it.
+    pub fn template(&self) -> Result<Option<ChatTemplate>, Failure> {
+        ChatTemplate::from_dir(self.engine.checkpoint().dir()).map_err(|error| text_failure(&error))
     }
 
     /// Says where it is measured what left out experts cost; for commands that only generate.
@@ -290,6 +296,20 @@ fn sampling(settings: &Settings, generation: Option<&Value>, seed: u64) -> Sampl
     }
 }
 
+/// Refuses what no token can be chosen by; where that is not what was set, the model's recommendation is
+/// named, in which it stands.
+fn check_sampling(settings: &Settings, asked: &Sampling, dir: &Path) -> Result<(), Failure> {
+    let Err(error) = asked.validate() else { return Ok(()) };
+    match sampling(settings, None, asked.seed).validate() {
+        Err(error) => Err(Failure::from_error(Kind::Usage, &error)),
+        Ok(()) => {
+            let file = dir.join("generation_config.json");
+            let text = format!("{} recommends what cannot be: {error}", file.display());
+            Err(Failure::new(Kind::Model, format!("{text}. Correct it, or set it for this run")))
+        }
+    }
+}
+
 /// The exit that an engine's error means.
 pub fn failure(error: &EngineError) -> Failure {
     let kind = match error {
@@ -340,6 +360,7 @@ fn store_kind(error: &StoreError) -> Kind {
 pub fn text_failure(error: &TextError) -> Failure {
     let kind = match error {
         TextError::IdOutOfRange { .. } => Kind::Usage,
+        TextError::TemplateThread { .. } | TextError::OpenFiles { .. } => Kind::Failed,
         _ => Kind::Model,
     };
     Failure::from_error(kind, error)

@@ -109,7 +109,17 @@ fn a_damaged_source_is_refused() {
     let middle = fs::metadata(&file).unwrap().len() as usize / 2;
     flip(&file, middle);
     let refused = run(dir.path(), "convert model slab --experts keep --rest keep --json").expect(3);
-    assert!(refused.error().contains("layer 1"), "{}", refused.stdout);
+    let error = refused.error();
+    assert!(error.contains(" of layer 1 is damaged: ") && error.contains("should have checksum"), "{error}");
+    // The expert that the flipped byte is in.
+    let (_, place) = error.split_once("experts-00001.safetensors at offset ").unwrap();
+    let offset: usize = place.split(' ').next().unwrap().parse().unwrap();
+    let manifest = fs::read(dir.path().join("model/manifest.json")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+    let layers = manifest["experts"].as_array().unwrap();
+    let layer = layers.iter().find(|layer| layer["layer"] == 1).unwrap();
+    let stride = layer["stride"].as_u64().unwrap() as usize;
+    assert!((offset..offset + stride).contains(&middle), "{offset} {stride} {middle}");
     assert!(!dir.path().join("slab/manifest.json").exists());
 }
 

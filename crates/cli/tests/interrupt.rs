@@ -154,7 +154,9 @@ fn a_reader_that_goes_away_ends_the_answer() {
     out.read_exact(&mut first).unwrap();
     drop(out);
     let (code, _, stderr) = ended(child);
-    assert_eq!(code, Some(130), "{stderr}");
+    // The reader has all that was wanted, so nothing failed and nobody interrupted.
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("decode") && !stderr.contains("error"), "{stderr}");
 }
 
 #[test]

@@ -5,6 +5,8 @@ mod models;
 #[path = "support/program.rs"]
 mod program;
 
+use std::fs;
+
 use metaltail_model::text::Tokenizer;
 use models::{ask, call, count, demo, ids, ids_file, oracle, piped, seeded_ids};
 use program::tiny;
@@ -444,6 +446,24 @@ fn a_seed_decides_the_text() {
     assert!(dropped("decode/") <= dropped("") && dropped("") > 0, "{}", set["stats"]["experts"]);
     let notices = set["stats"]["notices"].to_string();
     assert!(notices.contains("lossy") && notices.contains("metaltail score says"), "{notices}");
+}
+
+#[test]
+fn what_a_file_says_wrongly_is_refused_with_its_name() {
+    let dir = tiny("slab");
+    let file = ids_file(dir.path(), &[]);
+    let base = ["run", "--json", "--model", "model", "--max-tokens", "1", "--ids", file.to_str().unwrap()];
+    let error = call(dir.path(), &base).expect(2).error();
+    assert!(error.contains("ids.json: ") && error.contains("empty"), "{error}");
+    ids_file(dir.path(), &[1, 2]);
+    let recommended = dir.path().join("model/generation_config.json");
+    for (key, value) in [("top_p", 1.5), ("top_p", 0.0), ("temperature", -1.0), ("min_p", 2.0)] {
+        fs::write(&recommended, json!({"do_sample": true, key: value}).to_string()).unwrap();
+        let error = call(dir.path(), &base).expect(3).error();
+        assert!(error.contains("model/generation_config.json"), "{error}");
+        let flag = format!("--{}", key.replace('_', "-"));
+        call(dir.path(), &[&base[..], &[&flag, "0.5"]].concat()).expect(0);
+    }
 }
 
 #[test]

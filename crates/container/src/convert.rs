@@ -23,6 +23,7 @@ use serde::Serialize;
 use journal::{Destination, Journal, Lock, SourceIdentity};
 pub use space::free_bytes;
 
+use crate::listing::read_capped;
 use crate::slab::{Manifest, Parameters};
 pub use crate::slab_writer::WriteError;
 use crate::slab_writer::directory::NewDirs;
@@ -431,10 +432,10 @@ fn read_copies(dir: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, WriteError> {
     let mut copies = Vec::new();
     for name in COPIED {
         let path = dir.join(name);
-        match fs::read(&path) {
+        match read_capped(&path) {
             Ok(bytes) => copies.push((name, bytes)),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(WriteError::io("read", &path)(e)),
+            Err(crate::Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(copies)

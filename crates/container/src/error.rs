@@ -54,6 +54,14 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A file's name leads to something that may never end or never begin.
+    #[error("{} is {found}, not a regular file; put the model's file in its place", path.display())]
+    NotRegular {
+        /// The path.
+        path: PathBuf,
+        /// What is there, with its article.
+        found: &'static str,
+    },
     /// A further directory whose file differs from the first's.
     #[error("{} is no copy of {}: {what}. Copy it again, or leave its directory out", path.display(), first.display())]
     CopiesDiffer {
@@ -399,15 +407,21 @@ enum Fault {
 
 impl Fault {
     fn of(error: &io::Error) -> Option<Fault> {
-        #[cfg(unix)]
-        if let Some(code) = error.raw_os_error() {
-            use rustix::io::Errno;
-            if [Errno::MFILE, Errno::NFILE].iter().any(|errno| errno.raw_os_error() == code) {
-                return Some(Fault::Handles);
-            }
+        match is_out_of_handles(error) {
+            true => Some(Fault::Handles),
+            false => (error.kind() == io::ErrorKind::OutOfMemory).then_some(Fault::Memory),
         }
-        (error.kind() == io::ErrorKind::OutOfMemory).then_some(Fault::Memory)
     }
+}
+
+/// Whether the limit of open files, of the process or of the machine, is reached (`ulimit -n`).
+pub fn is_out_of_handles(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    if let Some(code) = error.raw_os_error() {
+        use rustix::io::Errno;
+        return [Errno::MFILE, Errno::NFILE].iter().any(|errno| errno.raw_os_error() == code);
+    }
+    false
 }
 
 /// Absent files: what is there, what is not, and what to do.

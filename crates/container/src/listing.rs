@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::convert::COPIED;
 use crate::error::{Error, MissingShards};
 use crate::hf::{self, ShardIndex};
+use crate::regular::{NotRegular, open_regular};
 use crate::slab::{self, Manifest, ManifestError};
 
 /// Longest JSON file (config, index, manifest) that is accepted, in bytes.
@@ -187,14 +188,13 @@ fn has_extension(path: &Path, extension: &str) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension))
 }
 
-/// Opens a plain file and tells its length; opening a pipe would wait for a writer.
+/// Opens a regular file of the model and tells its length.
 pub(crate) fn open_plain(path: &Path) -> Result<(File, u64), Error> {
-    let io = |source| Error::io("open", path, source);
-    let meta = fs::metadata(path).map_err(io)?;
-    if !meta.is_file() {
-        return Err(io(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file")));
-    }
-    let file = File::open(path).map_err(io)?;
+    let io = |source| match NotRegular::in_error(&source) {
+        Some(NotRegular(found)) => Error::NotRegular { path: path.to_owned(), found },
+        None => Error::io("open", path, source),
+    };
+    let file = open_regular(path).map_err(io)?;
     let len = file.metadata().map_err(io)?.len();
     Ok((file, len))
 }

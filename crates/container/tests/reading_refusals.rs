@@ -204,7 +204,7 @@ fn a_directory_or_a_dangling_link_in_place_of_a_file_is_refused() {
     let dir = model_dir(&hf_shard(&inventory(1, false)));
     let path = dir.path().join("x.safetensors");
     fs::create_dir(&path).unwrap();
-    assert!(matches!(refused(dir.path()), Error::Io { action: "open", .. }));
+    assert!(matches!(refused(dir.path()), Error::NotRegular { found: "a directory", .. }));
     fs::remove_dir(&path).unwrap();
     std::os::unix::fs::symlink("nowhere", &path).unwrap();
     assert!(matches!(refused(dir.path()), Error::Io { action: "open", .. }));

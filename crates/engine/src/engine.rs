@@ -9,7 +9,7 @@ use metaltail_kernels::ExpertCompute;
 use metaltail_model::{
     CancelFlag, Experts, Foresight, KvCache, Model, ModelEvent, ModelObserver, Plan, Row, Selected,
 };
-use metaltail_store::usage::UsageRecorder;
+use metaltail_store::usage::{Saved, UsageRecorder};
 use metaltail_store::{Budget, ExpertStore, Machine};
 
 use crate::device::{Device, DeviceFigures};
@@ -114,8 +114,14 @@ impl Engine {
     }
 
     fn save_usage_by(&self, durable: bool) {
-        if let Some(Err(error)) = self.usage.as_ref().map(|usage| usage.save(durable)) {
-            self.telemetry.notice(&error.to_string());
+        let Some(usage) = &self.usage else { return };
+        match usage.save(durable) {
+            Ok(Saved::Nothing | Saved::Added) => {}
+            Ok(Saved::Unlocked) => self.telemetry.notice(&format!(
+                "another process keeps the directory of {} locked: the usage profile was saved without waiting any longer, and counts that are saved there at the same moment may be lost",
+                usage.path().display()
+            )),
+            Err(error) => self.telemetry.notice(&error.to_string()),
         }
     }
 

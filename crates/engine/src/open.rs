@@ -66,7 +66,7 @@ impl Found {
         telemetry: &Telemetry,
     ) -> Result<(Option<Arc<UsageRecorder>>, Pins), EngineError> {
         let Found { checkpoint, plan, places, geometry, .. } = self;
-        let usage = usage::open(&options.usage, checkpoint, plan, places, telemetry);
+        let usage = usage::open(&options.usage, checkpoint, plan, places, telemetry)?;
         let room = pins::room(&settled.budget, geometry, settled.fit.cap, options.cap.is_some());
         let ground = Ground {
             budget: &settled.budget,

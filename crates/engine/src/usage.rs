@@ -1,15 +1,15 @@
 //! The usage profile of a loaded model: whose it is, where it lies, and who records it.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use metaltail_container::{Checkpoint, JSON_CAP, Kind};
+use metaltail_container::{Checkpoint, JSON_CAP, Kind, read_regular};
 use metaltail_model::{LayerPlan, Plan};
 use metaltail_store::LayerExperts;
 use metaltail_store::usage::{ColiModel, ColiUsage, UsageError, UsageIdentity, UsageProfile, UsageRecorder};
 
+use crate::error::EngineError;
 use crate::telemetry::{Event, Listener, Telemetry};
 
 /// The history that colibrì keeps in a model's directory.
@@ -61,7 +61,7 @@ pub fn identity(
     let mut bytes = checkpoint.config().to_string().into_bytes();
     for name in ["manifest.json", "model.safetensors.index.json"] {
         // Small files that opening the checkpoint has read already; most directories have one of them.
-        if let Ok(content) = read_capped(&checkpoint.dir().join(name)) {
+        if let Ok(content) = read_regular(&checkpoint.dir().join(name), JSON_CAP) {
             bytes.push(0);
             bytes.extend(content);
         }
@@ -83,19 +83,13 @@ pub fn coli_model(plan: &Plan) -> ColiModel<'_> {
     ColiModel { layers: plan.layers.len() as u32, experts: experts.unwrap_or(0) as u32, family: &plan.family }
 }
 
-fn read_capped(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(JSON_CAP).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// Reads a colibrì history.
 ///
 /// # Errors
 /// A file that cannot be read or is none.
 pub fn read_coli(path: &Path) -> Result<ColiUsage, UsageError> {
-    let read = |source| UsageError::Read { file: path.into(), source };
-    let bytes = read_capped(path).map_err(read)?;
+    let read = |source| UsageError::ReadPins { file: path.into(), source };
+    let bytes = read_regular(path, JSON_CAP).map_err(read)?;
     let text = String::from_utf8(bytes)
         .map_err(|error| read(io::Error::new(io::ErrorKind::InvalidData, error.utf8_error())))?;
     ColiUsage::parse(&text)
@@ -114,33 +108,45 @@ impl Listener for Listening {
 
 /// Opens a model's profile and begins to record. What is wrong with it becomes a notice; without one that
 /// can be read, a history that colibrì left in the model's directory is the beginning.
+///
+/// # Errors
+/// A file was named that is something else, or cannot be read: nobody wants that overwritten. In the usual
+/// place that is a notice, and nothing is recorded.
 pub(crate) fn open(
     mode: &UsageMode,
     checkpoint: &Checkpoint,
     plan: &Plan,
     places: &[LayerExperts],
     telemetry: &Telemetry,
-) -> Option<Arc<UsageRecorder>> {
+) -> Result<Option<Arc<UsageRecorder>>, EngineError> {
     let (place, writes) = match mode {
-        UsageMode::Off => return None,
+        UsageMode::Off => return Ok(None),
         UsageMode::ReadOnly(place) => (place, false),
         UsageMode::On(place) => (place, true),
     };
     // A model without experts has no use of them: nothing to say.
     if places.is_empty() {
-        return None;
+        return Ok(None);
     }
     let identity = match identity(checkpoint, plan, places) {
         Ok(identity) => identity,
         Err(error) => {
             telemetry.notice(&error.to_string());
-            return None;
+            return Ok(None);
         }
     };
     let path = place.file(&identity);
-    let (mut recorder, problem) = UsageRecorder::open(&path, identity.clone(), writes);
+    let (mut recorder, problem) = match (UsageRecorder::open(&path, identity.clone(), writes), place) {
+        (Ok(opened), _) => opened,
+        (Err(error), UsagePlace::File(_)) => return Err(EngineError::Usage(error)),
+        (Err(error), UsagePlace::Directory(_)) => {
+            telemetry.notice(&format!("{error}; usage is not recorded until that is moved away"));
+            return Ok(None);
+        }
+    };
     if let Some(problem) = &problem {
-        let kept = if writes { "; it is begun anew, and the old file is kept as FILE.old" } else { "" };
+        let kept = "; it is begun anew, and the old file is kept beside it as .old, numbered if need be";
+        let kept = if writes { kept } else { "" };
         telemetry.notice(&format!("{problem}{kept}"));
     }
     if problem.is_none() && !path.exists() && checkpoint.kind() == Kind::Colibri {
@@ -156,7 +162,7 @@ pub(crate) fn open(
     if writes && !telemetry.attach(Arc::new(Listening(recorder.clone()))) {
         telemetry.notice("another engine reports here: the usage of this one is not recorded");
     }
-    Some(recorder)
+    Ok(Some(recorder))
 }
 
 /// A new profile with a history found beside the model, which must be of the model's family.

@@ -6,6 +6,8 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use metaltail_container::{NotRegular, is_out_of_handles, open_regular};
+
 mod detokenizer;
 mod stops;
 mod template;
@@ -23,6 +25,15 @@ pub enum TextError {
     /// A file of the model could not be read.
     #[error("cannot read {}", path.display())]
     Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The limit of open files is reached.
+    #[error("cannot read {}: too many files are open; raise the limit with `ulimit -n` and try again", path.display())]
+    OpenFiles {
         /// The file.
         path: PathBuf,
         /// The operating system's reason.
@@ -96,6 +107,21 @@ pub enum TextError {
         /// The parser's message, with the line.
         reason: String,
     },
+    /// The system gave no thread to work on the chat template.
+    #[error(
+        "no memory to work on the chat template in {}: it takes a thread with a stack of {stack} MiB of address space, \
+         of which little is used. Raise the limit (`ulimit -v`) or free memory; `--raw` and `--ids` go without",
+        path.display()
+    )]
+    TemplateThread {
+        /// The file that holds the template.
+        path: PathBuf,
+        /// The stack, in MiB.
+        stack: usize,
+        /// The operating system's reason.
+        #[source]
+        source: std::io::Error,
+    },
     /// The chat template failed while it rendered.
     #[error("the chat template in {} failed: {reason}; `--raw` goes without a template", path.display())]
     TemplateRender {
@@ -144,15 +170,15 @@ pub enum TextError {
 
 /// Reads a regular file of at most `limit` bytes; `Ok(None)` when there is none by this name.
 ///
-/// Links are followed. What is there is asked before it is opened: opening a pipe waits for a writer.
+/// Links are followed.
 fn read_limited(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
-    let fail = |source| TextError::Read { path: path.to_owned(), source };
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_file() => {}
-        Ok(metadata) => {
-            let found = if metadata.is_dir() { "a directory" } else { "a pipe, socket or device" };
-            return Err(TextError::NotAFile { path: path.to_owned(), found });
-        }
+    let fail = |source| match NotRegular::in_error(&source) {
+        Some(NotRegular(found)) => TextError::NotAFile { path: path.to_owned(), found },
+        None if is_out_of_handles(&source) => TextError::OpenFiles { path: path.to_owned(), source },
+        None => TextError::Read { path: path.to_owned(), source },
+    };
+    let file = match open_regular(path) {
+        Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return match std::fs::read_link(path) {
                 Ok(target) => Err(TextError::DanglingLink { path: path.to_owned(), target }),
@@ -160,8 +186,7 @@ fn read_limited(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
             };
         }
         Err(error) => return Err(fail(error)),
-    }
-    let file = std::fs::File::open(path).map_err(fail)?;
+    };
     // One byte more than allowed is asked for, so that the length comes from what was read and not
     // from metadata, which is old where a file grows.
     let mut bytes = Vec::new();

@@ -17,6 +17,17 @@ pub enum StoreError {
         /// What the operating system said.
         source: Arc<io::Error>,
     },
+    /// The limit of open files is reached.
+    #[error(
+        "cannot open {}: too many files are open; every weight file of a model stays open, so raise the limit with `ulimit -n` and try again",
+        file.display()
+    )]
+    OpenFiles {
+        /// The file.
+        file: PathBuf,
+        /// What the operating system said.
+        source: Arc<io::Error>,
+    },
     /// Direct reads were demanded but do not work.
     #[error(
         "direct reads of {} do not work: {source}. Use buffered reads (direct off) or another file system",

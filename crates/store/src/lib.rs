@@ -20,6 +20,7 @@ pub mod page_cache;
 mod policy;
 pub mod probe;
 pub mod rank;
+pub mod signals;
 mod store;
 mod sync;
 mod table;

@@ -5,6 +5,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use metaltail_container::is_out_of_handles;
+
 #[cfg(any(target_os = "macos", test))]
 mod darwin;
 mod pressure;
@@ -47,6 +49,13 @@ impl Machine {
     /// # Errors
     /// When the system does not say what memory there is.
     pub fn probe() -> io::Result<Machine> {
+        Machine::read().map_err(|error| match is_out_of_handles(&error) {
+            true => io::Error::new(error.kind(), format!("{error}: raise the limit with `ulimit -n`")),
+            false => error,
+        })
+    }
+
+    fn read() -> io::Result<Machine> {
         let read = |path: &Path| std::fs::read_to_string(path).ok();
         let (total, available) = system::memory()?;
         // Systems without control groups have neither file.

@@ -27,7 +27,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use metaltail_container::read_regular;
+
 use crate::policy::Share;
+
+/// Bytes of a file at most: 200 thousand tokens of GLM-5 (600 selections a token, some 35 bytes each).
+const MOST_BYTES: u64 = 4 << 30;
 
 /// What a step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -135,7 +140,8 @@ impl Trace {
     /// # Errors
     /// A file that cannot be read or is no trace.
     pub fn read(file: &Path) -> Result<Trace, TraceError> {
-        let bytes = std::fs::read(file).map_err(|source| TraceError::Read { file: file.into(), source })?;
+        let bytes = read_regular(file, MOST_BYTES)
+            .map_err(|source| TraceError::Read { file: file.into(), source })?;
         let text = std::str::from_utf8(&bytes).map_err(|_| TraceError::NotText { file: file.into() })?;
         Trace::parse(text)
     }

@@ -12,6 +12,7 @@
 mod coli;
 mod error;
 mod file;
+mod lock;
 pub mod pin;
 mod pin_file;
 mod recorder;
@@ -22,8 +23,9 @@ mod tests;
 
 pub use coli::{ColiModel, ColiUsage};
 pub use error::UsageError;
+pub use lock::ProfileLock;
 pub use pin_file::PinFile;
-pub use recorder::{UsageRecorder, read_own, read_profile, write_coli, write_profile};
+pub use recorder::{Saved, UsageRecorder, read_own, read_profile, write_coli, write_profile};
 pub use sample::{SAMPLE_TOKENS, STEP_TOKENS};
 
 use xxhash_rust::xxh3::xxh3_64;

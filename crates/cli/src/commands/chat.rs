@@ -83,7 +83,7 @@ pub fn execute(_args: &ChatArgs, settings: &Settings) -> Result<(), Failure> {
     }
     let runtime = Runtime::open(settings, drawn_seed())?;
     runtime.point_to_score();
-    let template = runtime.template.as_ref().ok_or_else(|| {
+    let template = runtime.template()?.ok_or_else(|| {
         let reason = "the model has no chat template: use `run --raw`, which needs none";
         Failure::new(Kind::Model, reason)
     })?;
@@ -91,7 +91,7 @@ pub fn execute(_args: &ChatArgs, settings: &Settings) -> Result<(), Failure> {
         runtime: &runtime,
         settings,
         tokenizer: runtime.need_tokenizer()?,
-        template,
+        template: &template,
         session: Session::new(&runtime.engine),
         sampling: runtime.sampling,
         system: None,

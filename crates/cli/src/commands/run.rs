@@ -90,6 +90,8 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
         notice(&format!("\n{}", report.block().trim_end()));
     }
     match generation.finish {
+        // It was ended for want of a reader, who has all that was wanted.
+        Finish::Cancelled if shown.is_err() => Ok(()),
         Finish::Cancelled => Err(Failure::silent(Kind::Interrupted)),
         Finish::Stop | Finish::Length => Ok(()),
     }
@@ -98,6 +100,10 @@ pub fn execute(args: &RunArgs, settings: &Settings) -> Result<(), Failure> {
 fn prompt(args: &RunArgs) -> Result<Prompt, Failure> {
     if let Some(path) = &args.ids {
         let file: IdsFile = read_ids(path, "{\"ids\": [id, …]}")?;
+        if file.ids.is_empty() {
+            let reason = "the list of ids is empty: there is nothing to continue";
+            return Err(Failure::new(Kind::Usage, format!("{}: {reason}", path.display())));
+        }
         return Ok(Prompt::Ids(file.ids));
     }
     if let Some(text) = &args.prompt {
@@ -126,11 +132,10 @@ fn prompt_ids(runtime: &Runtime, prompt: Prompt, raw: bool) -> Result<Vec<u32>, 
         Prompt::Text(text) => text,
     };
     let tokenizer = runtime.need_tokenizer()?;
-    let rendered = match &runtime.template {
-        Some(template) if !raw => template
+    let rendered = match if raw { None } else { runtime.template()? } {
+        Some(template) => template
             .render(&[message("user", &text)], true, &Map::new())
             .map_err(|error| text_failure(&error))?,
-        Some(_) => text,
         None => {
             if !raw {
                 let notice = "the model has no chat template: the prompt is continued as it stands";

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use metaltail_container::NotRegular;
 use metaltail_engine::usage::{coli_model, identity, read_coli};
 use metaltail_engine::{UsageMode, UsagePlace};
 use metaltail_model::{Plan, expert_places};
 use metaltail_store::LayerExperts;
 use metaltail_store::usage::{
-    PinFile, UsageError, UsageIdentity, UsageProfile, read_own, write_coli, write_profile,
+    PinFile, ProfileLock, UsageError, UsageIdentity, UsageProfile, read_own, write_coli, write_profile,
 };
 use serde_json::{Value, json};
 
@@ -52,7 +53,7 @@ pub fn execute(command: &UsageCommand, settings: &Settings) -> Result<(), Failur
 /// The exit that an error of a profile means: what was named is wrong, unless the machine failed.
 fn refused(error: &UsageError) -> Failure {
     let kind = match error {
-        UsageError::Write { .. } => Kind::Failed,
+        UsageError::Write { source, .. } if NotRegular::in_error(source).is_none() => Kind::Failed,
         _ => Kind::Usage,
     };
     Failure::from_error(kind, error)
@@ -101,6 +102,11 @@ impl Subject {
                 Kind::Usage,
                 "--usage read-only writes nothing: leave it out to import",
             ));
+        }
+        let lock = ProfileLock::take(&self.file)
+            .map_err(|source| refused(&UsageError::Write { file: self.file.clone(), source }))?;
+        if lock.is_late() {
+            notice("note: another process keeps the profile's directory locked: not waiting any longer");
         }
         let mut profile = self.profile()?;
         let model = coli_model(&self.plan);

@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::Checkpoint;
+use crate::listing::read_capped;
+use crate::regular::{create_regular, open_regular, read_regular};
 use crate::slab::{Checksum, JOURNAL, MANIFEST, Manifest, Parameters, parse_manifest};
 use crate::slab_writer::file::{PARTIAL, sync_dir, write_atomic};
 use crate::slab_writer::{Finished, SlabFile, WriteError};
+use crate::{Checkpoint, JSON_CAP};
 
 /// File whose lock keeps two processes from converting into one directory.
 const LOCK: &str = ".convert.lock";
@@ -37,8 +39,7 @@ impl SourceIdentity {
             files.push((name, meta.len()));
         }
         files.sort();
-        let config = source.dir().join("config.json");
-        let config = fs::read(&config).map_err(WriteError::io("read", &config))?;
+        let config = read_capped(&source.dir().join("config.json"))?;
         Ok(SourceIdentity { files, config: Checksum(xxh3_64(&config)) })
     }
 
@@ -81,7 +82,7 @@ pub(super) fn is_unharmed(
     progress: &mut dyn FnMut(u64) -> Result<(), WriteError>,
 ) -> Result<bool, WriteError> {
     let path = dir.join(&entry.name);
-    let mut file = File::open(&path).map_err(WriteError::io("open", &path))?;
+    let mut file = open_regular(&path).map_err(WriteError::io("open", &path))?;
     let (mut hash, mut buffer, mut done) = (Xxh3::new(), vec![0; CHUNK], 0);
     loop {
         match file.read(&mut buffer) {
@@ -130,7 +131,7 @@ pub(super) fn examine(dir: &Path) -> Result<Destination, WriteError> {
 
 /// Reads a file; none if it is absent.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, WriteError> {
-    match fs::read(path) {
+    match read_regular(path, JSON_CAP) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(WriteError::io("read", path)(e)),
@@ -147,7 +148,7 @@ impl Lock {
     /// Locks `dir`, or says that another process has it.
     pub(super) fn take(dir: &Path) -> Result<Lock, WriteError> {
         let path = dir.join(LOCK);
-        let file = File::create(&path).map_err(WriteError::io("create", &path))?;
+        let file = create_regular(&path).map_err(WriteError::io("create", &path))?;
         match file.try_lock() {
             // Opened before its last holder removed it: the lock that counts is another file's.
             Ok(()) if !is_at(&file, &path) => Err(WriteError::Busy { dir: dir.to_owned() }),

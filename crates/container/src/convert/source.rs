@@ -5,13 +5,21 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::transcode::transcode;
 use crate::slab_writer::{Blobs, RunShape, Weights, WriteError};
-use crate::{Checkpoint, ExpertLayerSpec, Part, RunOffset, TensorSpec};
+use crate::{Checkpoint, ExpertLayerSpec, Extent, Part, RunOffset, TensorSpec};
 
 /// Reads from a checkpoint and stores in the planned formats.
 pub(super) struct CheckpointWeights<'c> {
     pub checkpoint: &'c Checkpoint,
     /// Threads for one dense matrix; experts are spread by the caller.
     pub threads: usize,
+}
+
+impl CheckpointWeights<'_> {
+    fn damaged(&self, layer: u32, expert: u32, run: Option<&Extent>, sums: (u64, u64)) -> WriteError {
+        let file = run.and_then(|run| self.checkpoint.files().get(run.file as usize));
+        let (file, offset) = (file.cloned().unwrap_or_default(), run.map_or(0, |run| run.offset));
+        WriteError::Damaged { layer, expert, file, offset, wanted: sums.0, got: sums.1 }
+    }
 }
 
 impl Weights for CheckpointWeights<'_> {
@@ -41,7 +49,7 @@ impl Weights for CheckpointWeights<'_> {
             runs.iter().for_each(|bytes| hash.update(bytes));
             let got = hash.digest();
             if got != wanted {
-                return Err(WriteError::Damaged { layer: spec.layer, expert, wanted, got });
+                return Err(self.damaged(spec.layer, expert, place.runs.first(), (wanted, got)));
             }
         }
         for part in Part::ALL {

@@ -129,13 +129,18 @@ pub enum WriteError {
     },
     /// An expert's bytes are not those that its container's checksum was taken from.
     #[error(
-        "layer {layer}, expert {expert}: the source is damaged, checksum {got:016x} instead of {wanted:016x}: copy or download it again"
+        "expert {expert} of layer {layer} is damaged: {} at offset {offset} should have checksum {wanted:016x}, has {got:016x}. Convert or copy the file again",
+        file.display()
     )]
     Damaged {
         /// Layer index.
         layer: u32,
         /// Expert number.
         expert: u32,
+        /// File of its first run.
+        file: PathBuf,
+        /// Offset of its first run.
+        offset: u64,
         /// Checksum that the source carries.
         wanted: u64,
         /// Checksum of what was read.

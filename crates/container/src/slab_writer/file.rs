@@ -9,6 +9,7 @@ use metaltail_quant::{Format, MatrixLayout};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::WriteError;
+use crate::regular::create_regular;
 
 /// Bytes gathered before the operating system is called.
 const BUFFER: usize = 4 << 20;
@@ -154,7 +155,7 @@ impl<'p> FileWriter<'p> {
     pub(crate) fn create(dir: &Path, plan: &'p FilePlan) -> Result<FileWriter<'p>, WriteError> {
         let path = dir.join(&plan.name);
         let partial = dir.join(format!("{}{PARTIAL}", plan.name));
-        let file = File::create(&partial).map_err(WriteError::io("create", &partial))?;
+        let file = create_regular(&partial).map_err(WriteError::io("create", &partial))?;
         let file = BufWriter::with_capacity(BUFFER, file);
         let mut writer = FileWriter { plan, path, partial, file, hash: Xxh3::new(), written: 0 };
         writer.write(plan.header())?;
@@ -201,7 +202,7 @@ impl<'p> FileWriter<'p> {
 pub(crate) fn write_atomic(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), WriteError> {
     let partial = dir.join(format!("{name}{PARTIAL}"));
     let write = || {
-        let mut file = File::create(&partial).map_err(WriteError::io("create", &partial))?;
+        let mut file = create_regular(&partial).map_err(WriteError::io("create", &partial))?;
         file.write_all(bytes).map_err(WriteError::io("write", &partial))?;
         file.sync_all().map_err(WriteError::io("sync", &partial))?;
         fs::rename(&partial, dir.join(name)).map_err(WriteError::io("rename", &partial))

@@ -103,6 +103,7 @@ impl ChatTemplate {
         let environment = match compiled {
             Ok(Ok(environment)) => Arc::new(environment),
             Ok(Err(error)) => return Err(syntax(error.to_string())),
+            Err(apart::Failure::NoThread { source }) => return Err(no_thread(&path, source)),
             Err(failure) => return Err(syntax(failure.to_string())),
         };
         Ok(ChatTemplate { environment, path, source, patience: PATIENCE, tokens: token_variables(config) })
@@ -150,9 +151,15 @@ impl ChatTemplate {
             Err(apart::Failure::Late) => {
                 Err(TextError::TemplateLate { path: self.path.clone(), seconds: self.patience.as_secs_f64() })
             }
+            Err(apart::Failure::NoThread { source }) => Err(no_thread(&self.path, source)),
             Err(failure) => Err(failed(failure.to_string())),
         }
     }
+}
+
+/// Too little memory, which is no fault of the template.
+fn no_thread(path: &Path, source: std::io::Error) -> TextError {
+    TextError::TemplateThread { path: path.to_owned(), stack: apart::STACK_BYTES >> 20, source }
 }
 
 /// The template's words, where an error is its refusal and not its failure.

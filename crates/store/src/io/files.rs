@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use metaltail_container::Extent;
+use metaltail_container::{Extent, is_out_of_handles};
 
 use super::{ExpertReader, Traffic, read_run};
 use crate::arena::{Arena, PAGE};
@@ -79,8 +79,9 @@ impl FileReader {
 fn open_file(path: &Path, direct: bool) -> Result<Opened, StoreError> {
     let failed = |e: io::Error| {
         let (file, source) = (path.to_path_buf(), Arc::new(e));
-        // Missing files and missing rights are no question of direct reads.
+        // Missing files, rights and handles are no question of direct reads.
         match source.kind() {
+            _ if is_out_of_handles(&source) => StoreError::OpenFiles { file, source },
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => StoreError::Open { file, source },
             _ if direct => StoreError::Direct { file, source },
             _ => StoreError::Open { file, source },

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use io_uring::{IoUring, Probe, opcode, types};
+use metaltail_container::is_out_of_handles;
 
 use crate::arena::SlotPiece;
 
@@ -61,6 +62,9 @@ fn refusal(e: &io::Error) -> String {
             )
         }
         Some(libc::ENOMEM) => format!("the kernel refuses it ({e}): raise the memlock limit (ulimit -l)"),
+        _ if is_out_of_handles(e) => {
+            format!("the kernel refuses it ({e}): raise the limit of open files (`ulimit -n`)")
+        }
         _ => format!("the kernel refuses it ({e})"),
     }
 }

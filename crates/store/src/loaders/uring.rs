@@ -42,8 +42,9 @@ struct Flight {
 impl Uring {
     pub(super) fn start(work: Arc<Work>) -> Result<Uring, StoreError> {
         let ring = Ring::new(DEPTH, descriptors(&work)).map_err(|reason| StoreError::Uring { reason })?;
-        let descriptor =
-            |e| StoreError::Uring { reason: format!("there is no descriptor to wake it by: {e}") };
+        let descriptor = |e| StoreError::Uring {
+            reason: format!("there is no descriptor to wake it by (`ulimit -n`): {e}"),
+        };
         work.shared().bell.event().map_err(descriptor)?;
         let mut all = Uring { work: Arc::clone(&work), threads: Vec::new() };
         let (checks, landed) = mpsc::channel();

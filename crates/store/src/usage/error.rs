@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Errors of usage profiles. None of them needs to end a run: a profile that cannot be read is begun anew.
+/// Errors of usage profiles. A profile that cannot be used is begun anew; what is none is left alone.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UsageError {
@@ -16,6 +16,14 @@ pub enum UsageError {
     /// The file cannot be read.
     #[error("cannot read the usage profile {}: {source}", file.display())]
     Read {
+        /// The file.
+        file: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// A file of pins, or a history, cannot be read.
+    #[error("cannot read {}: {source}", file.display())]
+    ReadPins {
         /// The file.
         file: PathBuf,
         /// What the operating system said.
@@ -80,4 +88,11 @@ pub enum UsageError {
         /// What the operating system said.
         source: io::Error,
     },
+}
+
+impl UsageError {
+    /// Whether it is about a profile of this program that cannot be used, not about something else.
+    pub fn is_profile(&self) -> bool {
+        matches!(self, UsageError::Damaged { .. } | UsageError::Version { .. } | UsageError::Identity { .. })
+    }
 }

@@ -65,6 +65,10 @@ pub(super) fn encode(profile: &UsageProfile) -> Vec<u8> {
 /// # Errors
 /// Anything but a whole profile of this version.
 pub(super) fn decode(file: &Path, bytes: &[u8]) -> Result<UsageProfile, UsageError> {
+    // A loss of power leaves such a file; it holds nothing that could be anyone's.
+    if bytes.is_empty() {
+        return Err(UsageError::Damaged { file: file.into(), reason: "it is empty".into() });
+    }
     if !bytes.starts_with(MAGIC) {
         return Err(UsageError::Foreign { file: file.into(), got: bytes[..bytes.len().min(8)].to_vec() });
     }

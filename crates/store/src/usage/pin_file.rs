@@ -1,8 +1,8 @@
 //! Files that say what to pin: a list of experts, a usage profile, or a colibrì history.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
+
+use metaltail_container::read_regular;
 
 use super::{ColiUsage, UsageError, UsageProfile, file};
 
@@ -27,10 +27,8 @@ impl PinFile {
     /// # Errors
     /// A file that cannot be read or is none of these.
     pub fn read(path: &Path) -> Result<PinFile, UsageError> {
-        let read = |source| UsageError::Read { file: path.into(), source };
-        let mut bytes = Vec::new();
-        let opened = File::open(path).map_err(read)?;
-        opened.take(file::MOST_BYTES + 1).read_to_end(&mut bytes).map_err(read)?;
+        let read = |source| UsageError::ReadPins { file: path.into(), source };
+        let bytes = read_regular(path, file::MOST_BYTES).map_err(read)?;
         match std::str::from_utf8(&bytes) {
             Ok(text) if !text.contains('\0') => PinFile::parse(text),
             _ => file::decode(path, &bytes).map(PinFile::Profile),

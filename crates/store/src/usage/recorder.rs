@@ -1,12 +1,12 @@
 //! Recording while a model runs, and saving.
 
-use std::fs::{self, File};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{ColiModel, Pending, UsageError, UsageIdentity, UsageProfile, file, replace};
+use metaltail_container::read_regular;
+
+use super::{ColiModel, Pending, ProfileLock, UsageError, UsageIdentity, UsageProfile, file, replace};
 
 /// Longest time between two saves of a run that goes on.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -17,10 +17,7 @@ const INTERVAL: Duration = Duration::from_secs(300);
 /// A file that cannot be read or is no whole profile of this version.
 pub fn read_profile(path: &Path) -> Result<UsageProfile, UsageError> {
     let read = |source| UsageError::Read { file: path.into(), source };
-    let file = File::open(path).map_err(read)?;
-    let mut bytes = Vec::new();
-    // One byte more than any profile has, so that a larger file is refused for its length.
-    file.take(file::MOST_BYTES + 1).read_to_end(&mut bytes).map_err(read)?;
+    let bytes = read_regular(path, file::MOST_BYTES).map_err(read)?;
     file::decode(path, &bytes)
 }
 
@@ -68,40 +65,59 @@ pub(super) struct State {
     saved: Instant,
 }
 
+/// How a save went that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Saved {
+    /// There was nothing new.
+    Nothing,
+    /// What is new was added to what was there.
+    Added,
+    /// The same, but another process kept the directory locked for longer than a save waits: of what it
+    /// saves at the same moment, or of this, something may be lost.
+    Unlocked,
+}
+
 /// Counts what a running model chooses and saves it.
 ///
 /// What was used since the last save is kept apart. A save reads the file again, lets it fade and adds what
-/// is new, so that several processes with one profile lose nothing of each other, unless they save in the
-/// same milliseconds: then the later one wins.
+/// is new, under a lock, so that several processes with one profile lose nothing of each other.
 pub struct UsageRecorder {
     path: PathBuf,
     writes: bool,
     first: Vec<usize>,
     /// The profile as it was at the beginning; what a save builds on when there is no file to read.
     base: UsageProfile,
-    /// A file that cannot be used and is set aside before the first save.
-    unusable: Mutex<bool>,
+    /// Held by a save.
+    saving: Mutex<()>,
     state: Mutex<State>,
 }
 
 impl UsageRecorder {
-    /// Opens the profile of a model. A file that is damaged, foreign or of another model is an error beside
-    /// an empty profile; before the first save it is renamed to `<file>.old`. With `writes` off the file is
-    /// never touched.
-    pub fn open(path: &Path, identity: UsageIdentity, writes: bool) -> (UsageRecorder, Option<UsageError>) {
+    /// Opens the profile of a model. A profile that is damaged, newer or of another model is an error
+    /// beside an empty one; before the first save it is renamed to `<file>.old`, numbered where there is
+    /// one. With `writes` off the file is never touched.
+    ///
+    /// # Errors
+    /// What is there is no profile, or nobody can say: it is not to be touched.
+    pub fn open(
+        path: &Path,
+        identity: UsageIdentity,
+        writes: bool,
+    ) -> Result<(UsageRecorder, Option<UsageError>), UsageError> {
         let (base, problem) = match read_own(path, &identity) {
             Ok(found) => (found.unwrap_or_else(|| UsageProfile::new(identity.clone())), None),
-            Err(error) => (UsageProfile::new(identity.clone()), Some(error)),
+            Err(error) if error.is_profile() => (UsageProfile::new(identity.clone()), Some(error)),
+            Err(error) => return Err(error),
         };
         let recorder = UsageRecorder {
             path: path.into(),
             writes,
             first: identity.first(),
-            unusable: Mutex::new(problem.is_some()),
+            saving: Mutex::new(()),
             state: Mutex::new(State { pending: Pending::new(&identity), saved: Instant::now() }),
             base,
         };
-        (recorder, problem)
+        Ok((recorder, problem))
     }
 
     /// Begins with this profile where there was no file.
@@ -155,41 +171,44 @@ impl UsageRecorder {
     /// for the drive: for the end of a run, not within it.
     ///
     /// # Errors
-    /// [`UsageError::Write`]: the old file is as it was, and what is new is kept for the next save.
-    pub fn save(&self, durable: bool) -> Result<(), UsageError> {
+    /// [`UsageError::Write`], or what [`UsageRecorder::open`] refuses and was put there meanwhile: the old
+    /// file is as it was, and what is new is kept for the next save.
+    pub fn save(&self, durable: bool) -> Result<Saved, UsageError> {
         if !self.writes {
-            return Ok(());
+            return Ok(Saved::Nothing);
         }
-        // Held throughout: one save at a time.
-        let mut unusable = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
         state.saved = Instant::now();
         if state.pending.selections == 0 {
-            return Ok(());
+            return Ok(Saved::Nothing);
         }
         let mut fresh = Pending::new(&self.base.identity);
         // A save may come in the middle of a step.
         fresh.staging = std::mem::take(&mut state.pending.staging);
         let new = std::mem::replace(&mut state.pending, fresh);
         drop(state);
-        let saved = self.write(&new, &mut unusable, durable);
+        let saved = self.write(&new, durable);
         if saved.is_err() {
             self.lock().pending.restore(new);
         }
         saved
     }
 
-    fn write(&self, new: &Pending, unusable: &mut bool, durable: bool) -> Result<(), UsageError> {
-        let found = if *unusable { None } else { read_own(&self.path, &self.base.identity).ok().flatten() };
+    fn write(&self, new: &Pending, durable: bool) -> Result<Saved, UsageError> {
+        let write = |source| UsageError::Write { file: self.path.clone(), source };
+        let lock = ProfileLock::take(&self.path).map_err(write)?;
+        let found = match read_own(&self.path, &self.base.identity) {
+            Ok(found) => found,
+            Err(error) if error.is_profile() => {
+                replace::set_aside(&self.path).map_err(write)?;
+                None
+            }
+            Err(error) => return Err(error),
+        };
         let mut profile = found.unwrap_or_else(|| self.base.clone());
         profile.absorb(new);
-        if *unusable {
-            let mut old = self.path.clone().into_os_string();
-            old.push(".old");
-            fs::rename(&self.path, old)
-                .map_err(|source| UsageError::Write { file: self.path.clone(), source })?;
-            *unusable = false;
-        }
-        save(&self.path, &profile, durable)
+        save(&self.path, &profile, durable)?;
+        Ok(if lock.is_late() { Saved::Unlocked } else { Saved::Added })
     }
 }

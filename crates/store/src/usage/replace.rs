@@ -1,15 +1,83 @@
 //! Replacing a file so that at any moment the old or the new one is there, whole.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+use metaltail_container::NotRegular;
 
 /// Age at which a temporary file is taken to be left over from a killed process.
 const STALE: Duration = Duration::from_secs(3600);
 
-/// Writes `bytes` to a temporary file in the same directory and renames it to `path`. With `durable` file
+/// Links that are followed at most, as by the system.
+const MOST_LINKS: usize = 40;
+/// Files that are set aside under one name at most.
+const MOST_ASIDE: usize = 1000;
+
+/// Where a path leads: the file behind links, there or not yet, and what is known of it.
+///
+/// # Errors
+/// [`NotRegular`] for what is there and no file: a rename would put a file in its place.
+pub(super) fn target(path: &Path) -> io::Result<(PathBuf, Option<Metadata>)> {
+    match fs::metadata(path) {
+        Ok(meta) => match NotRegular::of(&meta) {
+            Some(found) => Err(found.into()),
+            None => Ok((fs::canonicalize(path)?, Some(meta))),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((end_of_links(path)?, None)),
+        Err(error) => Err(error),
+    }
+}
+
+/// The path that links which lead to nothing would lead to.
+fn end_of_links(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&path) {
+            Ok(to) => path = directory(&path).join(to),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::other("its links lead round and round"))
+}
+
+/// The directory of a file.
+pub(super) fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Renames a file to `<file>.old`, or `<file>.old.2` and so on where that is taken.
+///
+/// # Errors
+/// What the operating system says; the file is then where it was.
+pub(super) fn set_aside(path: &Path) -> io::Result<()> {
+    let (path, _) = target(path)?;
+    for number in 1..=MOST_ASIDE {
+        let mut old = OsString::from(&path);
+        old.push(if number == 1 { ".old".to_owned() } else { format!(".old.{number}") });
+        // The name is taken first, so that nobody's file is renamed over.
+        match OpenOptions::new().write(true).create_new(true).open(&old) {
+            Ok(_) => {
+                return fs::rename(&path, &old).inspect_err(|_| {
+                    // An empty file is all that stays where even this fails.
+                    let _ = fs::remove_file(&old);
+                });
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!("{MOST_ASIDE} files are set aside beside it already: remove some")))
+}
+
+/// Writes `bytes` to a temporary file in the same directory and renames it to `path`; behind a link it is
+/// the file that the link leads to. Mode and, where that is allowed, owner stay as they were. With `durable` file
 /// and directory are on the drive before this returns; without it a loss of power may leave either file
 /// or an empty one, a killed process still only the old or the new.
 ///
@@ -28,10 +96,8 @@ pub(super) fn replace_by(
     durable: bool,
     open: impl FnOnce(&Path) -> io::Result<File>,
 ) -> io::Result<()> {
-    let directory = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
+    let (path, there) = &target(path)?;
+    let directory = directory(path);
     fs::create_dir_all(directory)?;
     let temporary = temporary(path, std::process::id());
     sweep(path, directory);
@@ -39,6 +105,11 @@ pub(super) fn replace_by(
     // number that was killed.
     let _ = fs::remove_file(&temporary);
     let written = open(&temporary).and_then(|mut file| {
+        if let Some(meta) = there {
+            // Only root may give a file away; the mode is what must not change.
+            let _ = fchown(&file, Some(meta.uid()), Some(meta.gid()));
+            file.set_permissions(meta.permissions())?;
+        }
         file.write_all(bytes)?;
         if durable { file.sync_all() } else { Ok(()) }
     });

@@ -21,7 +21,7 @@ fn rows(chosen: &[[u32; 2]]) -> Vec<Vec<(u32, f32)>> {
 }
 
 fn recorder(path: &Path) -> UsageRecorder {
-    let (recorder, problem) = UsageRecorder::open(path, identity(), true);
+    let (recorder, problem) = UsageRecorder::open(path, identity(), true).unwrap();
     assert!(problem.is_none(), "{problem:?}");
     recorder
 }
@@ -117,7 +117,7 @@ fn runs_add_up_and_two_at_a_time_lose_nothing() {
 #[test]
 fn read_only_never_writes() {
     let (_dir, path) = place();
-    let (recorder, _) = UsageRecorder::open(&path, identity(), false);
+    let (recorder, _) = UsageRecorder::open(&path, identity(), false).unwrap();
     token(&recorder, 0);
     recorder.save(true).unwrap();
     assert!(!path.exists() && !path.parent().unwrap().exists());
@@ -134,16 +134,16 @@ fn what_cannot_be_read_is_told_begun_anew_and_set_aside() {
     flipped[whole.len() / 2] ^= 1;
     let mut newer = whole.clone();
     newer[8] = 2;
+    let mut aside = Vec::new();
     for (bytes, word) in [
         (whole[..whole.len() - 9].to_vec(), "ends early"),
         (flipped, "damaged"),
         ([&whole[..], b"x"].concat(), "wanted"),
         (newer, "version 2"),
-        (b"my thesis".to_vec(), "no usage profile"),
-        (Vec::new(), "no usage profile"),
+        (Vec::new(), "it is empty"),
     ] {
         fs::write(&path, &bytes).unwrap();
-        let (recorder, problem) = UsageRecorder::open(&path, identity(), true);
+        let (recorder, problem) = UsageRecorder::open(&path, identity(), true).unwrap();
         let problem = problem.unwrap().to_string();
         assert!(problem.contains(word) && problem.contains("m.usage"), "{problem}");
         assert_eq!(recorder.base().selections(), 0);
@@ -154,14 +154,69 @@ fn what_cannot_be_read_is_told_begun_anew_and_set_aside() {
         token(&recorder, 3);
         recorder.save(true).unwrap();
         assert_eq!(read_profile(&path).unwrap().selections(), 5);
-        assert_eq!(fs::read(path.with_file_name("m.usage.old")).unwrap(), bytes);
+        aside.push(bytes);
+        // None of those that were set aside before is touched.
+        for (number, bytes) in (1..).zip(&aside) {
+            let name = if number == 1 { "m.usage.old".to_owned() } else { format!("m.usage.old.{number}") };
+            assert_eq!(fs::read(path.with_file_name(name)).unwrap(), *bytes);
+        }
     }
     let other = UsageIdentity { checkpoint: 8, ..identity() };
-    let (_, problem) = UsageRecorder::open(&path, other, true);
+    let (_, problem) = UsageRecorder::open(&path, other, true).unwrap();
     assert!(problem.unwrap().to_string().contains("another model: wanted checkpoint 0000000000000008"));
     let other = UsageIdentity { top_k: 3, ..identity() };
-    let (_, problem) = UsageRecorder::open(&path, other, true);
+    let (_, problem) = UsageRecorder::open(&path, other, true).unwrap();
     assert!(problem.unwrap().to_string().contains("20 experts, 3 a token"));
+}
+
+#[test]
+fn what_is_no_profile_is_never_touched() {
+    let (_dir, path) = place();
+    let recorder = recorder(&path);
+    token(&recorder, 0);
+    // Put there after the opening, when it is too late to refuse the run.
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, "my thesis").unwrap();
+    assert!(matches!(recorder.save(true), Err(UsageError::Foreign { .. })));
+    assert!(matches!(UsageRecorder::open(&path, identity(), true), Err(UsageError::Foreign { .. })));
+    assert_eq!((fs::read(&path).unwrap(), recorder.unsaved()), (b"my thesis".to_vec(), 6));
+    fs::remove_file(&path).unwrap();
+    assert_eq!(recorder.save(true).unwrap(), Saved::Added);
+    assert_eq!(read_profile(&path).unwrap().selections(), 6);
+}
+
+#[test]
+fn many_that_save_at_once_lose_nothing() {
+    let (_dir, path) = place();
+    let start = std::sync::Barrier::new(8);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let recorder = recorder(&path);
+                start.wait();
+                for e in [0, 1, 2, 1] {
+                    token(&recorder, e);
+                    assert_eq!(recorder.save(false).unwrap(), Saved::Added);
+                }
+            });
+        }
+    });
+    assert_eq!(read_profile(&path).unwrap().selections(), 8 * 4 * 6);
+}
+
+#[test]
+fn a_lock_that_is_never_let_go_is_not_waited_for_long() {
+    let (_dir, path) = place();
+    let held = ProfileLock::take(&path).unwrap();
+    assert!(!held.is_late());
+    let late = ProfileLock::take_within(&path, Duration::from_millis(30)).unwrap();
+    assert!(late.is_late());
+    let recorder = recorder(&path);
+    token(&recorder, 0);
+    assert_eq!(recorder.save(false).unwrap(), Saved::Unlocked);
+    drop(held);
+    assert!(!ProfileLock::take(&path).unwrap().is_late());
+    assert_eq!(read_profile(&path).unwrap().selections(), 6);
 }
 
 #[test]
@@ -213,7 +268,7 @@ fn temporary_files_of_killed_runs_are_swept_when_they_are_old() {
 #[test]
 fn child_that_saves_for_ever() {
     let Some(path) = std::env::var_os("USAGE_TEST_CHILD") else { return };
-    let recorder = UsageRecorder::open(Path::new(&path), identity(), true).0;
+    let recorder = UsageRecorder::open(Path::new(&path), identity(), true).unwrap().0;
     for e in (0..3).cycle() {
         token(&recorder, e);
         recorder.save(e == 0).unwrap();

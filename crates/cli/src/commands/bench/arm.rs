@@ -1,11 +1,13 @@
 //! `metaltail bench arm`: one arm, as the process that the harness starts for it.
 
 use std::io::stdin;
+use std::path::Path;
 
 use metaltail_bench::arm::ArmRecord;
 use metaltail_bench::job::{Feed, Job};
 use metaltail_bench::serve::{ServeError, serve};
 use metaltail_bench::system::SystemCounters;
+use metaltail_container::read_regular;
 use metaltail_engine::Engine;
 use metaltail_engine::telemetry::Figures;
 use serde_json::{Map, Value, json};
@@ -99,7 +101,9 @@ fn strip(mut stats: Value) -> Value {
 /// Hash of the usage profile, where the configuration names a file.
 fn usage_hash(config: &Value) -> Option<String> {
     let usage = config.get("usage").and_then(Value::as_str)?;
-    let bytes = std::fs::read(usage.strip_prefix("read-only:").unwrap_or(usage)).ok()?;
+    // No profile has as much; one that cannot be read has been told of at opening.
+    let path = Path::new(usage.strip_prefix("read-only:").unwrap_or(usage));
+    let bytes = read_regular(path, JOB_CAP).ok()?;
     Some(metaltail_bench::arm::hash_bytes(&bytes))
 }
 

@@ -10,16 +10,16 @@ use std::time::Duration;
 /// 288 MiB for the largest template accepted. While it renders, the fuel lets a template put some
 /// 450,000 lists into one another, and writing those as text (`~`) recurses too: more than 512 MiB
 /// without optimisation, less with it.
-const STACK_BYTES: usize = if cfg!(debug_assertions) { 1 << 30 } else { 512 << 20 };
+pub(super) const STACK_BYTES: usize = if cfg!(debug_assertions) { 1 << 30 } else { 512 << 20 };
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     /// The system gave no thread.
-    #[error("no thread with a stack of {} MiB could be started for it ({reason})", STACK_BYTES >> 20)]
+    #[error("no thread could be started for it")]
     NoThread {
         /// The system's words.
-        reason: std::io::Error,
+        source: std::io::Error,
     },
     /// The time is up.
     #[error("it did not end within the time allowed")]
@@ -45,7 +45,7 @@ pub(super) fn run<T: Send + 'static>(
             let _ = sender.send(work());
         },
     );
-    started.map_err(|reason| Failure::NoThread { reason })?;
+    started.map_err(|source| Failure::NoThread { source })?;
     receiver.recv_timeout(patience).map_err(|error| match error {
         RecvTimeoutError::Timeout => Failure::Late,
         RecvTimeoutError::Disconnected => Failure::Panicked,
