@@ -98,6 +98,30 @@ fn evictions_register_and_unregister_nothing() {
     assert!(after.allocations <= 4 && after.registered == after.allocations as u64, "{after:?}");
 }
 
+/// Case T33: an accelerator that shares the machine's memory has no tier of its own. Its experts lie in the cache's
+/// slots, which are charged once, and what is declared is no more than those.
+#[test]
+fn an_integrated_accelerator_is_charged_once() {
+    let model = Synthetic::tiny();
+    let open = |device| {
+        let options =
+            EngineOptions { device, cap: Some(4), cap_growth: Some(false), exact: true, ..settings() };
+        let engine = model.open(&options);
+        common::greedy(&engine, &random_ids(PROMPT, 256, 4), TOKENS);
+        engine
+    };
+    let cpu = open(DeviceOptions::default());
+    for slabs in [SlabAllocation::Arena, SlabAllocation::PerExpert] {
+        let device = open(sim(ResidencyMode::Set, slabs));
+        assert_eq!(device.budget(), cpu.budget());
+        let slots = ["cached", "in_flight", "staged", "pinned"];
+        let terms = device.budget().terms;
+        let charged: u64 = terms.iter().filter(|t| slots.contains(&t.name)).map(|t| t.bytes).sum();
+        let declared = device.device_figures().unwrap().residency.bytes;
+        assert!(declared > 0 && declared <= charged, "{declared} bytes declared of {charged} charged");
+    }
+}
+
 #[test]
 fn an_allocation_is_a_chunk_or_a_slot() {
     let model = Synthetic::tiny();
