@@ -97,7 +97,7 @@ pub(crate) fn decide(options: &EngineOptions, ground: &Ground<'_>) -> Result<Pin
 fn of_list(path: &Path, error: UsageError) -> EngineError {
     let path = path.display();
     match error {
-        UsageError::Read { source, .. } => {
+        UsageError::ReadPins { source, .. } => {
             EngineError::Setting(format!("cannot read the list of pins {path}: {source}"))
         }
         error @ (UsageError::Line { .. } | UsageError::History { .. }) => {
