@@ -103,17 +103,7 @@ fn too_long(cap: u64) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
-    use std::time::Duration;
-
     use super::*;
-
-    /// What `work` gives, which must not take long: what is refused is not waited for.
-    fn soon<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-        let (sender, receiver) = channel();
-        std::thread::spawn(move || sender.send(work()));
-        receiver.recv_timeout(Duration::from_secs(20)).expect("it waits")
-    }
 
     #[test]
     fn what_has_no_end_is_refused_at_its_cap() {
@@ -134,7 +124,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let found = |path: &Path| {
             let path = path.to_owned();
-            let error = soon(move || open_regular(&path)).unwrap_err();
+            // What is refused is not waited for.
+            let (sender, receiver) = std::sync::mpsc::channel();
+            std::thread::spawn(move || sender.send(open_regular(&path)));
+            let error =
+                receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits").unwrap_err();
             NotRegular::in_error(&error).unwrap_or_else(|| panic!("{error}")).0
         };
         let fifo = dir.path().join("fifo");
