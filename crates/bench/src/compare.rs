@@ -11,8 +11,9 @@ const NO_SETTINGS: [&str; 10] =
     ["origins", "json", "verbose", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop"];
 
 /// Settings that follow from another one when nothing is said of them.
-const FOLLOWS: [(&str, &[&str]); 4] = [
+const FOLLOWS: [(&str, &[&str]); 5] = [
     ("cap", &["ram"]),
+    ("exact", &["device"]),
     ("pool", &["cap", "policy"]),
     ("cap_growth", &["cap"]),
     ("pin_size", &["pin", "usage"]),
@@ -26,7 +27,7 @@ const CACHE: [&str; 2] = ["cap", "policy"];
 
 /// A setting, the value with which it shows, and the counter that cannot be zero then. `None` stands
 /// for every value but off, auto, none and all of it.
-const ENGAGED: [(&str, Option<&str>, &str); 12] = [
+const ENGAGED: [(&str, Option<&str>, &str); 13] = [
     ("direct", Some("on"), "/io/total_reads"),
     ("io", None, "/io/total_reads"),
     ("checksums", Some("on"), "/experts/verified"),
@@ -35,6 +36,7 @@ const ENGAGED: [(&str, Option<&str>, &str); 12] = [
     ("expert_top_p", None, "/experts/dropped"),
     ("pin", None, "/experts/hits/pinned"),
     ("draft", None, "/draft/proposed"),
+    ("device", Some("sim"), "/device/submissions"),
     ("device", Some("metal"), "/device/submissions"),
     ("device", Some("cuda"), "/device/submissions"),
     ("residency", Some("walk"), "/residency/declared_per_submit"),
@@ -231,6 +233,16 @@ mod tests {
         let b = json!({"cap": 9, "cap_growth": "on", "pool": true, "origins": {"cap": "default"}});
         let wanted = [("cap", false), ("cap_growth", true), ("pool", true)];
         assert_eq!(keys(a, b), wanted.map(|(key, follows)| (key.to_owned(), follows)));
+    }
+
+    #[test]
+    fn the_activations_of_an_accelerator_are_no_second_setting() {
+        let arm =
+            |device, exact, origin| json!({"device": device, "exact": exact, "origins": {"exact": origin}});
+        let found = keys(arm("cpu", false, "default"), arm("sim", true, "default"));
+        assert_eq!(found, [("device".into(), false), ("exact".into(), true)]);
+        let found = keys(arm("cpu", false, "flag"), arm("sim", true, "default"));
+        assert_eq!(found, [("device".into(), false), ("exact".into(), false)]);
     }
 
     #[test]
