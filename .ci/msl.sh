@@ -10,6 +10,9 @@ if ! command -v "${MSL_CXX:-clang++-19}" >/dev/null || ! command -v ar >/dev/nul
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends clang-19 binutils
 fi
 
+cargo clippy --locked -p metaltail-device -p metaltail-mslcpu -p metaltail-engine \
+    --features metaltail-device/msl-cpu,metaltail-engine/msl-cpu --all-targets -- -D warnings
+
 # Orders, odd addresses, the launch limit, declared memory and planted mistakes: the tests ask for each themselves.
 cargo test --release --locked -p metaltail-device -p metaltail-mslcpu --features metaltail-device/msl-cpu
 

@@ -275,3 +275,45 @@ fn metal_kernels_choose_the_ids_of_the_processor() {
         assert!(compared > 3 * TOKENS, "margins are too small to compare more than {compared} ids");
     }
 }
+
+/// The demo model's answers to the oracle's prompts, `prompts` of them, on a device.
+fn continues_as_the_oracle_says(device: DeviceOptions, cap: usize, prompts: usize) {
+    let root = common::root();
+    let oracle = common::json(&root.join("fixtures/hummingbird/oracle.json"));
+    let what = format!("{:?}, {:?}, {:?}, cap {cap}", device.kind, device.residency, device.slabs);
+    let options = EngineOptions { device, cap: Some(cap), context: Some(256), ..EngineOptions::default() };
+    let engine = common::open(&root.join("models/hummingbird-56m"), &options);
+    let cases = oracle["greedy_int4g64"].as_array().unwrap();
+    for (prompt, case) in oracle["greedy"].as_array().unwrap().iter().zip(cases).take(prompts) {
+        let wanted = common::ids(&case["ids"]);
+        let found = common::greedy(&engine, &common::ids(&prompt["prompt"]), wanted.len());
+        common::assert_greedy(&found, &wanted, &common::floats(&case["margin"]), 1e-3, &what);
+    }
+    assert!(engine.device_figures().unwrap().experts > 0);
+}
+
+/// A trained model, against an independent implementation. (Where the code is not optimised, one arm stands for
+/// all.)
+#[test]
+fn the_demo_model_continues_as_the_oracle_says() {
+    let full = !cfg!(debug_assertions);
+    for residency in [ResidencyMode::Set, ResidencyMode::Walk] {
+        for slabs in [SlabAllocation::Arena, SlabAllocation::PerExpert] {
+            for cap in [1, 6, 64] {
+                if full || (cap == 6 && slabs == SlabAllocation::PerExpert && residency == ResidencyMode::Set)
+                {
+                    continues_as_the_oracle_says(sim(residency, slabs), cap, if full { 3 } else { 1 });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[cfg(feature = "msl-cpu")]
+fn metal_kernels_continue_the_demo_model_as_the_oracle_says() {
+    let device =
+        |residency| DeviceOptions { kind: DeviceKind::SimMetal, ..sim(residency, SlabAllocation::Arena) };
+    continues_as_the_oracle_says(device(ResidencyMode::Set), 6, 2);
+    continues_as_the_oracle_says(device(ResidencyMode::Walk), 64, 1);
+}
