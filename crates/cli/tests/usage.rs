@@ -219,6 +219,8 @@ fn pins_come_from_a_list_a_size_or_nothing() {
     let told = run(dir.path(), &format!("{RUN} read-only:u --pin u --cap 2")).expect(0);
     assert!(told.stderr.contains("--pin u pins nothing: "), "{}", told.stderr);
     assert!(told.stderr.contains("--pin-size decides"), "{}", told.stderr);
+    let told = run(dir.path(), &format!("{RUN} off --pin-size {one}")).expect(0);
+    assert!(told.stderr.contains("--pin-size pins nothing: there is no usage profile"), "{}", told.stderr);
 }
 
 /// A slot for every expert is as good as pinning them, and takes half the memory.

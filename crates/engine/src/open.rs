@@ -77,8 +77,13 @@ impl Found {
             all: geometry.cached_bytes(geometry.most_experts()),
         };
         let pins = pins::decide(options, &ground)?;
-        if let (PinMode::File(path), true) = (&options.pin, pins.plan.pinned.is_empty()) {
-            telemetry.notice(&format!("--pin {} pins nothing: {}", path.display(), pins.reason));
+        let asked = match (&options.pin, options.pin_size) {
+            (PinMode::File(path), _) => Some(format!("--pin {}", path.display())),
+            (PinMode::Auto, Some(size)) if size > 0 => Some("--pin-size".to_owned()),
+            _ => None,
+        };
+        if let (Some(asked), true) = (asked, pins.plan.pinned.is_empty()) {
+            telemetry.notice(&format!("{asked} pins nothing: {}", pins.reason));
         }
         settled.budget.pin(geometry, &mut settled.fit, options.cap.is_some(), pins.plan.bytes);
         Ok((usage, pins))
