@@ -1,19 +1,11 @@
 //! Hostile headers and manifests are refused, and never anything worse.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+#[path = "../../../fuzz/corpus.rs"]
+mod corpus;
 
+use corpus::corpus;
 use metaltail_container::{HeaderError, parse_header, parse_manifest};
 use proptest::prelude::*;
-
-fn corpus(kind: &str) -> Vec<(String, Vec<u8>)> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(kind);
-    let mut paths: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    assert!(paths.len() > 20, "the corpus is not there");
-    let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
-    paths.iter().map(|path| (name(path), fs::read(path).unwrap())).collect()
-}
 
 fn file(json: &str, data: usize) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();

@@ -1,20 +1,12 @@
 //! The fuzz targets' corpora, as plain tests: hostile files give an answer or an error, and the
 //! valid ones among them are accepted (`fuzz/README.md`).
 
-use std::path::{Path, PathBuf};
+#[path = "../../../fuzz/corpus.rs"]
+mod files;
 
+use files::corpus;
 use metaltail_model::Plan;
 use metaltail_model::text::Tokenizer;
-
-fn corpus(name: &str) -> Vec<(String, Vec<u8>)> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(name);
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() > 20, "the corpus {name} is not there");
-    let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
-    files.iter().map(|path| (name(path), std::fs::read(path).unwrap())).collect()
-}
 
 #[test]
 fn hostile_configurations_are_refused_in_words() {

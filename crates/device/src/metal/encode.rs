@@ -46,23 +46,28 @@ pub(super) fn tile_of(inputs: u32) -> u32 {
     }
 }
 
+/// What the kernels of products take.
+fn of_product<'a, B>([matrix, x, out]: [&'a B; 3], inputs: u32) -> Vec<Argument<'a, B>> {
+    vec![
+        Argument::Buffer(0, matrix, 0),
+        Argument::Buffer(1, x, 0),
+        Argument::Buffer(2, out, 0),
+        Argument::Bytes(3, words(&[inputs])),
+    ]
+}
+
 /// matrix, x, out: buffers.
 pub(super) fn matmul<'a, B>(
     grid: Grid,
     layout: MatrixLayout,
     inputs: usize,
-    [matrix, x, out]: [&'a B; 3],
+    buffers: [&'a B; 3],
 ) -> Result<Launch<'a, B>, KernelError> {
     let (rows, inputs) = (narrow("rows of a matrix", layout.rows())?, narrow("inputs", inputs)?);
     let tile = tile_of(inputs);
     Ok(Launch {
         kernel: format!("matmul_{}_{tile}", format_name(layout.format())?),
-        arguments: vec![
-            Argument::Buffer(0, matrix, 0),
-            Argument::Buffer(1, x, 0),
-            Argument::Buffer(2, out, 0),
-            Argument::Bytes(3, words(&[inputs])),
-        ],
+        arguments: of_product(buffers, inputs),
         groups: grid.rows(rows, inputs.div_ceil(tile)),
         threads: ROW_SIMDS * SIMD,
     })
@@ -76,17 +81,12 @@ pub(super) fn gemm<'a, B>(
     grid: Grid,
     layout: MatrixLayout,
     inputs: usize,
-    [matrix, x, out]: [&'a B; 3],
+    buffers: [&'a B; 3],
 ) -> Result<Launch<'a, B>, KernelError> {
     let (rows, inputs) = (narrow("rows of a matrix", layout.rows())?, narrow("inputs", inputs)?);
     Ok(Launch {
         kernel: format!("gemm_{}", format_name(layout.format())?),
-        arguments: vec![
-            Argument::Buffer(0, matrix, 0),
-            Argument::Buffer(1, x, 0),
-            Argument::Buffer(2, out, 0),
-            Argument::Bytes(3, words(&[inputs])),
-        ],
+        arguments: of_product(buffers, inputs),
         groups: [grid.cap(rows.div_ceil(GEMM_TILE)), grid.cap(inputs.div_ceil(GEMM_TILE))],
         threads: 4 * SIMD,
     })
