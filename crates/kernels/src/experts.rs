@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use metaltail_quant::{MatrixRef, QuantizedRows};
 use thiserror::Error;
 
+use crate::accelerator::Accelerator;
 use crate::job::{FloatRows, Job, OutGrid, RowMap, rows_per_task};
 use crate::{Kernels, Pool, silu_mul_in_place};
 
@@ -96,6 +97,12 @@ pub enum ComputeError {
         /// Numbers in a row.
         width: usize,
     },
+    /// An operation that does not fit its memory: a mistake of who asked for it.
+    #[error("an operation does not fit its memory: {what}")]
+    Operation {
+        /// What does not fit.
+        what: String,
+    },
     /// A failure of the device itself.
     #[error("the {device} device failed: {message}")]
     Device {
@@ -110,6 +117,11 @@ pub enum ComputeError {
 pub trait ExpertCompute: Send {
     /// Name for messages and reports.
     fn name(&self) -> &'static str;
+
+    /// The device behind it, where that computes more than experts.
+    fn accelerator(&mut self) -> Option<&mut dyn Accelerator> {
+        None
+    }
 
     /// Starts a pass. `x`: rows × hidden activations; `outputs`: output rows (expert-row pairs).
     ///
@@ -357,7 +369,7 @@ fn share_out<T>(pool: &Pool, count: usize, items: impl Iterator<Item = T> + Send
     });
 }
 
-fn check_shapes(
+pub(crate) fn check_shapes(
     task: usize,
     weights: &ExpertWeights<'_>,
     hidden: usize,

@@ -3,6 +3,7 @@
 //! Every product adds in one canonical order (`docs/design/formats.md`), so a result has the same
 //! bits on every instruction set, in any batch and on any number of threads.
 
+mod accelerator;
 mod chunks;
 mod cores;
 mod experts;
@@ -24,6 +25,10 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
+pub use accelerator::{
+    Accelerator, AcceleratorExperts, Attend, Buffer, Combine, ExpertRows, Extent, Footprint, HeldMatrix,
+    Lists, Op, Order, Rope, Route, Rows, Select, View,
+};
 pub use cores::default_threads;
 pub use experts::{Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, ExpertWeights, Numerics};
 pub use isa::{Isa, UnsupportedIsa};
