@@ -4,6 +4,8 @@ mod gqa;
 mod indexer;
 mod mla;
 
+pub(crate) use indexer::KEY_NORM_EPS;
+
 use crate::error::ModelError;
 use crate::load::Loader;
 use crate::plan::AttentionPlan;

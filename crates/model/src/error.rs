@@ -37,6 +37,9 @@ pub enum ModelError {
     /// The step was asked to end.
     #[error("cancelled")]
     Cancelled,
+    /// The dense weights lie on an accelerator, and the experts of this step are computed by something else.
+    #[error("the model's dense weights lie on an accelerator that this step was not given")]
+    NoAccelerator,
     /// A draft was asked for, but there is no draft layer.
     #[error("this model was loaded without a draft layer")]
     NoDraft,

@@ -3,6 +3,7 @@
 pub(crate) mod ahead;
 mod dense;
 mod moe;
+mod routed;
 mod router;
 mod top_p;
 
@@ -53,7 +54,7 @@ pub(crate) fn load(
     layer: u32,
     hidden: usize,
     prefix: &str,
-    places: Option<moe::ExpertParts>,
+    places: Option<ExpertParts>,
     loader: &Loader<'_>,
 ) -> Result<Box<dyn FeedForward>, ModelError> {
     Ok(match plan {
@@ -66,4 +67,5 @@ pub(crate) fn load(
 }
 
 pub use ahead::{Foresight, Predictor};
-pub(crate) use moe::parts_of;
+pub(crate) use routed::{ExpertParts, Routed, Union, parts_of};
+pub(crate) use router::Choice;

@@ -4,6 +4,7 @@
 //! row a position, in pages so that growth moves nothing. Rows beyond [`KvCache::len`] are not
 //! part of the sequence: a cancelled step leaves the length as it was.
 
+use crate::accelerated::DeviceCache;
 use crate::plan::{LayerPlan, Plan};
 
 /// Positions a page.
@@ -39,25 +40,44 @@ impl Stream {
 pub struct KvCache {
     layers: Vec<Vec<Stream>>,
     len: usize,
+    /// Positions that it will hold at most.
+    most: usize,
+    /// Rows that an accelerator keeps instead of `layers`.
+    device: Option<DeviceCache>,
 }
 
 impl KvCache {
     /// An empty cache for the main layers of a plan.
     pub fn new(plan: &Plan) -> Self {
-        Self::for_layers(plan.layers.iter())
+        Self::for_layers(plan, plan.layers.iter())
     }
 
     /// An empty cache for the draft layer of a plan (no layers if there is none).
     pub fn for_draft(plan: &Plan) -> Self {
-        Self::for_layers(plan.draft.iter())
+        Self::for_layers(plan, plan.draft.iter())
     }
 
-    fn for_layers<'a>(layers: impl Iterator<Item = &'a LayerPlan>) -> Self {
+    fn for_layers<'a>(plan: &Plan, layers: impl Iterator<Item = &'a LayerPlan>) -> Self {
         let streams = |layer: &LayerPlan| {
             let widths = layer.attention.kv_streams();
             widths.into_iter().map(|width| Stream { width, pages: Vec::new() }).collect()
         };
-        KvCache { layers: layers.map(streams).collect(), len: 0 }
+        let layers = layers.map(streams).collect();
+        KvCache { layers, len: 0, most: plan.max_context, device: None }
+    }
+
+    /// Makes room for no more than `positions` at a time, where an accelerator keeps the rows.
+    #[must_use]
+    pub fn with_most(self, positions: usize) -> Self {
+        KvCache { most: positions, ..self }
+    }
+
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    pub(crate) fn device(&mut self) -> &mut Option<DeviceCache> {
+        &mut self.device
     }
 
     /// Positions that are part of the sequence.

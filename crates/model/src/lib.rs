@@ -6,6 +6,7 @@
 //! rows of any number of sequences. It knows parts (latent attention, router, …), never families.
 #![forbid(unsafe_code)]
 
+mod accelerated;
 mod attention;
 mod config;
 mod error;
@@ -32,4 +33,4 @@ pub use plan::{
     AttentionPlan, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoePlan, Plan,
     QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
 };
-pub use step::{CancelFlag, Row};
+pub use step::{CancelFlag, Phase, Row};

@@ -1,7 +1,7 @@
 //! A resident matrix and its product with rows of activations.
 
 use metaltail_kernels::{Kernels, Pool};
-use metaltail_quant::{Format, MatrixLayout, MatrixRef, OwnedMatrix};
+use metaltail_quant::{MatrixRef, OwnedMatrix};
 
 use crate::error::ModelError;
 use crate::load::Loader;
@@ -19,10 +19,7 @@ impl Linear {
 
     /// Loads a matrix that is computed in f32 whatever its stored format (routers).
     pub(crate) fn load_f32(name: &str, rows: usize, loader: &Loader<'_>) -> Result<Self, ModelError> {
-        let values = loader.floats(name)?;
-        let layout = MatrixLayout::new(Format::F32, rows, values.len() / rows.max(1))?;
-        let weights = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Ok(Linear { matrix: OwnedMatrix::new(layout, weights, Vec::new())? })
+        Ok(Linear { matrix: loader.matrix_f32(name, rows)? })
     }
 
     pub(crate) fn view(&self) -> MatrixRef<'_> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use metaltail_container::{Checkpoint, Inventory, TensorSpec};
-use metaltail_quant::OwnedMatrix;
+use metaltail_quant::{Format, MatrixLayout, OwnedMatrix};
 
 use crate::error::ModelError;
 
@@ -36,6 +36,14 @@ impl<'a> Loader<'a> {
         let matrix = self.checkpoint.read_matrix(self.spec(name)?)?;
         (self.progress)(matrix.layout().bytes() as u64);
         Ok(matrix)
+    }
+
+    /// A matrix that is computed in f32 whatever its stored format (routers).
+    pub(crate) fn matrix_f32(&self, name: &str, rows: usize) -> Result<OwnedMatrix, ModelError> {
+        let values = self.floats(name)?;
+        let layout = MatrixLayout::new(Format::F32, rows, values.len() / rows.max(1))?;
+        let weights = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Ok(OwnedMatrix::new(layout, weights, Vec::new())?)
     }
 
     /// A vector, or a matrix that is always computed in f32, widened.

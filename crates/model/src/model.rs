@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metaltail_container::{Checkpoint, ExpertPlace, Inventory};
-use metaltail_kernels::{Kernels, Pool, rms_norm};
+use metaltail_kernels::{Accelerator, ExpertCompute, Kernels, Pool, rms_norm};
 use metaltail_quant::dequantize_row;
 use metaltail_store::{ExpertStore, LayerExperts};
 
+use crate::accelerated;
 use crate::attention::{self, Attention};
 use crate::error::ModelError;
 use crate::ffn::{self, Experts, FeedForward, Foresight, Predictor};
@@ -41,10 +42,14 @@ pub struct Model {
     kernels: Kernels,
     pool: Arc<Pool>,
     embedding: Linear,
-    layers: Vec<Layer>,
-    final_norm: Vec<f32>,
-    head: Option<Linear>,
+    body: Body,
     draft: Option<Draft>,
+}
+
+/// Where the dense weights of all layers lie, and so what computes with them.
+enum Body {
+    Processor { layers: Vec<Layer>, final_norm: Vec<f32>, head: Option<Linear> },
+    Accelerator(accelerated::Body),
 }
 
 /// How a model is loaded.
@@ -53,6 +58,8 @@ pub struct LoadOptions<'a> {
     pub kernels: Kernels,
     /// Threads to compute with.
     pub pool: Arc<Pool>,
+    /// An accelerator that takes the dense weights, where it can ([`Model::why_not_accelerated`]).
+    pub accelerator: Option<&'a mut dyn Accelerator>,
     /// Whether to load the draft layer, where there is a complete one.
     pub draft: bool,
     /// Called with the bytes of each tensor as it is loaded.
@@ -155,32 +162,31 @@ impl Model {
         checkpoint: &Checkpoint,
         plan: Plan,
         experts: &[LayerExperts],
-        options: &LoadOptions<'_>,
+        options: LoadOptions<'_>,
     ) -> Result<Model, ModelError> {
         let inventory = plan.inventory();
         let loader = Loader::new(checkpoint, &inventory, options.progress);
-        let layer = |(index, layer): (usize, &LayerPlan)| {
-            Layer::load(layer, index as u32, plan.hidden, experts, &loader)
-        };
-        let layers = plan.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?;
         let draft = match &plan.draft {
             Some(draft) if options.draft => Some(Draft::load(draft, &plan, experts, &loader)?),
             _ => None,
         };
-        let head = match plan.tied_head {
-            true => None,
-            false => Some(Linear::load("lm_head.weight", &loader)?),
+        let body = match options.accelerator {
+            Some(device) => Body::Accelerator(accelerated::Body::load(&plan, experts, &loader, device)?),
+            None => Body::on_processor(&plan, experts, &loader)?,
         };
         Ok(Model {
             kernels: options.kernels,
             pool: options.pool.clone(),
             embedding: Linear::load("model.embed_tokens.weight", &loader)?,
-            final_norm: loader.floats("model.norm.weight")?,
-            layers,
-            head,
+            body,
             draft,
             plan,
         })
+    }
+
+    /// Why an accelerator cannot take the dense weights of a plan; `None` where it can.
+    pub fn why_not_accelerated(plan: &Plan) -> Option<&'static str> {
+        accelerated::unsupported(plan)
     }
 
     /// The plan it was loaded from.
@@ -211,17 +217,37 @@ impl Model {
         for (row, x) in rows.iter().zip(x.chunks_mut(self.plan.hidden)) {
             self.embed(row.token, x)?;
         }
-        let mut cx = self.context(rows, caches, observer);
-        for (slot, layer) in self.layers.iter().enumerate() {
+        let hidden = match &self.body {
+            Body::Processor { layers, final_norm, .. } => {
+                let mut cx = self.context(rows, caches, observer);
+                self.layers(&mut cx, layers, experts, cancel, &mut x)?;
+                norm_rows(&x, final_norm, self.plan.norm_eps)
+            }
+            Body::Accelerator(body) => body.forward((rows, &x), caches, experts, observer, cancel)?,
+        };
+        commit(rows, caches);
+        Ok(hidden)
+    }
+
+    /// All layers on the processor.
+    fn layers(
+        &self,
+        cx: &mut StepContext<'_, '_>,
+        layers: &[Layer],
+        experts: &mut Experts<'_>,
+        cancel: &CancelFlag,
+        x: &mut [f32],
+    ) -> Result<(), ModelError> {
+        for (slot, layer) in layers.iter().enumerate() {
             cancel.check()?;
-            let (next, began) = (self.layers.get(slot + 1), Instant::now());
-            layer.forward(&mut cx, experts, slot, (self.plan.norm_eps, next), &mut x)?;
+            let (next, began) = (layers.get(slot + 1), Instant::now());
+            layer.forward(cx, experts, slot, (self.plan.norm_eps, next), x)?;
             if self.plan.layers[slot].moe().is_some() {
-                observer.on_model(&ModelEvent::SparseLayer { layer: slot as u32, took: began.elapsed() });
+                let event = ModelEvent::SparseLayer { layer: slot as u32, took: began.elapsed() };
+                cx.observer.on_model(&event);
             }
         }
-        commit(rows, caches);
-        Ok(norm_rows(&x, &self.final_norm, self.plan.norm_eps))
+        Ok(())
     }
 
     /// One draft step: row `i` holds the token after the one whose final-normed hidden state is
@@ -257,9 +283,17 @@ impl Model {
     }
 
     /// Logits of hidden states: `n × vocabulary`.
-    pub fn logits(&self, hidden: &[f32]) -> Vec<f32> {
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
-        head.forward(self.kernels, &self.pool, hidden, hidden.len() / self.plan.hidden)
+    ///
+    /// # Errors
+    /// A failure of the accelerator that has the head.
+    pub fn logits(&self, hidden: &[f32], compute: &mut dyn ExpertCompute) -> Result<Vec<f32>, ModelError> {
+        match &self.body {
+            Body::Processor { head, .. } => {
+                let head = head.as_ref().unwrap_or(&self.embedding);
+                Ok(head.forward(self.kernels, &self.pool, hidden, hidden.len() / self.plan.hidden))
+            }
+            Body::Accelerator(body) => body.logits(hidden, compute),
+        }
     }
 
     fn embed(&self, token: u32, out: &mut [f32]) -> Result<(), ModelError> {
@@ -285,6 +319,23 @@ impl Model {
             kernels: self.kernels,
             observer,
         }
+    }
+}
+
+impl Body {
+    fn on_processor(plan: &Plan, experts: &[LayerExperts], loader: &Loader<'_>) -> Result<Body, ModelError> {
+        let layer = |(index, layer): (usize, &LayerPlan)| {
+            Layer::load(layer, index as u32, plan.hidden, experts, loader)
+        };
+        let head = match plan.tied_head {
+            true => None,
+            false => Some(Linear::load("lm_head.weight", loader)?),
+        };
+        Ok(Body::Processor {
+            layers: plan.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?,
+            final_norm: loader.floats("model.norm.weight")?,
+            head,
+        })
     }
 }
 

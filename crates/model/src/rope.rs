@@ -178,6 +178,18 @@ pub(crate) struct Angles {
     sin: Vec<f32>,
 }
 
+impl Angles {
+    /// Cosine of every pair.
+    pub(crate) fn cosines(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// Sine of every pair.
+    pub(crate) fn sines(&self) -> &[f32] {
+        &self.sin
+    }
+}
+
 impl RopePlan {
     /// Angles are formed in f32, as the reference forms them.
     pub(crate) fn angles(&self, position: u32) -> Angles {

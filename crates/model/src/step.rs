@@ -8,6 +8,15 @@ use crate::error::ModelError;
 use crate::kv::KvCache;
 use crate::observer::ModelObserver;
 
+/// What a row is computed for. A device may add in another order for a prompt than for what follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The row is of a text that was there.
+    Prompt,
+    /// The row was generated.
+    Generation,
+}
+
 /// One row of a step: the next position of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
@@ -17,6 +26,8 @@ pub struct Row {
     pub position: u32,
     /// Token id at that position.
     pub token: u32,
+    /// Part of the prompt, or generated.
+    pub phase: Phase,
 }
 
 /// Asks a running step to end; seen between layers.

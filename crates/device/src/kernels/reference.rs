@@ -2,6 +2,8 @@
 
 mod attention;
 
+use std::sync::Arc;
+
 use metaltail_kernels::{Isa, Kernels, Pool, rms_norm, sigmoid, silu_mul, silu_mul_in_place};
 use metaltail_quant::MatrixRef;
 
@@ -16,7 +18,7 @@ use super::{
 /// examples worked out there, or to another way to the same numbers.
 pub struct Reference {
     kernels: Kernels,
-    pool: Pool,
+    pool: Arc<Pool>,
 }
 
 impl Reference {
@@ -27,7 +29,12 @@ impl Reference {
     pub fn new() -> Result<Reference, KernelError> {
         let kernels = Kernels::new(Isa::Scalar)
             .map_err(|error| KernelError::Device { device: "reference", message: error.to_string() })?;
-        Ok(Reference { kernels, pool: Pool::new(1) })
+        Ok(Reference::with(kernels, Arc::new(Pool::new(1))))
+    }
+
+    /// Kernels of any instruction set, on the threads of `pool`: the same bits, sooner.
+    pub fn with(kernels: Kernels, pool: Arc<Pool>) -> Reference {
+        Reference { kernels, pool }
     }
 
     fn product(&self, m: MatrixRef<'_>, x: &[f32], out: &mut [f32]) {

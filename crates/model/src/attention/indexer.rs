@@ -13,7 +13,7 @@ use crate::rope::Angles;
 use crate::step::{Row, Selection, StepContext};
 
 /// `eps` of the key norm in the reference.
-const KEY_NORM_EPS: f32 = 1e-6;
+pub(crate) const KEY_NORM_EPS: f32 = 1e-6;
 
 /// An indexer with its weights.
 pub(super) struct Indexer {

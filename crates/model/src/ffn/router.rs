@@ -3,7 +3,7 @@
 use crate::plan::{RouterPlan, Scoring};
 
 /// One row's experts, ascending by id, each with its weight.
-pub(super) type Choice = Vec<(u32, f32)>;
+pub(crate) type Choice = Vec<(u32, f32)>;
 
 /// Chooses `top_k` experts of one row.
 ///
