@@ -8,11 +8,13 @@
 //!   driver but the trait [`ResidencyDriver`], and no thread.
 //! * [`Residency`] is the ledger behind a lock, for loaders that add memory and a thread that submits. It waits
 //!   where memory is to be removed that a submission may still read.
+//! * [`DeclaredArena`] keeps the expert store's chunks declared, as they come and go.
 //! * [`KeepAlive`] is a thread that keeps sets resident between a user's turns.
 //! * [`metaltail_store::rank`] keeps driver calls out of the expert store's lock.
 //!
 //! The points that the design must hold, and the tests named after them: `docs/design/residency.md`.
 
+mod arena;
 mod driver;
 mod keeper;
 mod ledger;
@@ -21,6 +23,7 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
+pub use arena::{DeclaredArena, SlabAllocation};
 pub use driver::{DriverError, Limits, ResidencyDriver, SetId, Span};
 pub use keeper::{KeepAlive, KeepAliveError, KeepAliveTimes};
 pub use ledger::{Difference, Ledger, MOST_SETS, Mode, ResidencyError, Submission};

@@ -19,6 +19,6 @@ mod tests;
 mod workload;
 
 pub use driver::{SimCounts, SimDriver, SimTimes};
-pub use experts::{SimExperts, SlabAllocation};
+pub use experts::SimExperts;
 pub use profile::{Profile, ProfileError};
 pub use workload::{Streaming, Workload};

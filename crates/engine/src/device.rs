@@ -9,11 +9,12 @@ use metaltail_device::kernels::KernelExperts;
 #[cfg(feature = "msl-cpu")]
 use metaltail_device::metal::{MetalKernels, cpu::CpuLauncher};
 use metaltail_device::residency::{
-    KeepAlive, KeepAliveError, KeepAliveTimes, Ledger, Mode, Residency, ResidencyError, ResidencyStats,
+    DeclaredArena, Difference, KeepAlive, KeepAliveError, KeepAliveTimes, Ledger, Mode, Residency,
+    ResidencyError, ResidencyStats, SlabAllocation,
 };
-use metaltail_device::sim::{Profile, SimDriver, SimExperts, SlabAllocation};
+use metaltail_device::sim::{Profile, SimDriver, SimExperts};
 use metaltail_kernels::{CpuExperts, ExpertCompute};
-use metaltail_store::ArenaView;
+use metaltail_store::ExpertStore;
 
 /// A device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,26 +105,27 @@ pub struct DeviceFigures {
 pub(crate) struct Device {
     /// Ends first: it uses the device.
     _keep_alive: Option<KeepAlive>,
-    sim: Option<Arc<Residency<SimDriver>>>,
+    sim: Option<Arc<DeclaredArena<SimDriver>>>,
 }
 
 impl Device {
-    /// Opens a device for experts in `arena`, whose arithmetic `cpu` does where it has none of its own.
+    /// Opens a device for experts of `store`, whose arithmetic `cpu` does where it has none of its own. What an
+    /// accelerator knows of the store's memory leaves it before it goes.
     ///
     /// # Errors
     /// Memory that cannot be kept resident as the options say.
     pub(crate) fn open(
         options: &DeviceOptions,
         cpu: CpuExperts,
-        arena: ArenaView,
+        store: &ExpertStore,
     ) -> Result<(Device, Box<dyn ExpertCompute>), KeepAliveError> {
         match options.kind {
             DeviceKind::Cpu => Ok((Device { _keep_alive: None, sim: None }, Box::new(cpu))),
-            DeviceKind::Sim => Device::sim(options, Box::new(cpu), arena),
+            DeviceKind::Sim => Device::sim(options, Box::new(cpu), store),
             #[cfg(feature = "msl-cpu")]
             DeviceKind::SimMetal => {
                 let kernels = MetalKernels::new(CpuLauncher::new(0, 1)).with_weights_in_place();
-                Device::sim(options, Box::new(KernelExperts::new(kernels)), arena)
+                Device::sim(options, Box::new(KernelExperts::new(kernels)), store)
             }
         }
     }
@@ -131,29 +133,37 @@ impl Device {
     fn sim(
         options: &DeviceOptions,
         arithmetic: Box<dyn ExpertCompute>,
-        arena: ArenaView,
+        store: &ExpertStore,
     ) -> Result<(Device, Box<dyn ExpertCompute>), KeepAliveError> {
         let ledger = Ledger::new(SimDriver::new(Profile::m5max()), options.residency);
         let residency = Arc::new(Residency::new(ledger));
-        let experts = SimExperts::new(arithmetic, arena, options.slabs, Arc::clone(&residency));
+        let declared = DeclaredArena::new(store.arena(), options.slabs, Arc::clone(&residency));
+        let declared = Arc::new(declared);
+        store.set_chunk_listener(Arc::clone(&declared) as _);
+        let experts = SimExperts::new(arithmetic, Arc::clone(&declared));
         // Nothing is to be kept where nothing stays declared.
         let times = options.keep_alive.filter(|_| options.residency == Mode::Set);
         let keep_alive = times.map(|times| KeepAlive::start(&residency, times)).transpose()?;
-        Ok((Device { _keep_alive: keep_alive, sim: Some(residency) }, Box::new(experts)))
+        Ok((Device { _keep_alive: keep_alive, sim: Some(declared) }, Box::new(experts)))
     }
 
     /// Lets the least used memory be taken by others, at least so many bytes of it; the next submission asks
     /// for it again.
     pub(crate) fn give_up(&self, bytes: u64) -> Result<(), ResidencyError> {
         match &self.sim {
-            Some(residency) => residency.ledger().give_up(bytes).map(drop),
+            Some(declared) => declared.residency().ledger().give_up(bytes).map(drop),
             None => Ok(()),
         }
     }
 
+    /// What is declared otherwise than it should be; see [`DeclaredArena::difference`].
+    pub(crate) fn difference(&self) -> Option<Difference> {
+        self.sim.as_ref().map(|declared| declared.difference())
+    }
+
     /// Its figures; none of the processor, which has nothing to declare.
     pub(crate) fn figures(&self) -> Option<DeviceFigures> {
-        let ledger = self.sim.as_ref()?.ledger();
+        let ledger = self.sim.as_ref()?.residency().ledger();
         let (driver, times) = (ledger.driver(), ledger.driver().times());
         Some(DeviceFigures {
             machine: driver.profile().name.clone(),

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use metaltail_container::Checkpoint;
+use metaltail_device::residency::Difference;
 use metaltail_kernels::ExpertCompute;
 use metaltail_model::{
     CancelFlag, Experts, Foresight, KvCache, Model, ModelEvent, ModelObserver, Plan, Row, Selected,
@@ -133,6 +134,12 @@ impl Engine {
     /// Figures of an accelerator; none of the processor.
     pub fn device_figures(&self) -> Option<DeviceFigures> {
         self.device.figures()
+    }
+
+    /// What an accelerator knows of the cache's memory otherwise than it should: nothing after a pass. None of the
+    /// processor.
+    pub fn device_difference(&self) -> Option<Difference> {
+        self.device.difference()
     }
 
     /// Computes one step of any number of sequences and, after it, keeps memory within the budget.

@@ -133,7 +133,7 @@ impl Engine {
         let model = Model::load(&checkpoint, plan, &places, &load)?;
         let numerics = if exact(options) { Numerics::Exact } else { Numerics::QuantizedActivations };
         let cpu = CpuExperts::new(threads, kernels, numerics);
-        let (device, compute) = Device::open(&options.device, cpu, store.arena())?;
+        let (device, compute) = Device::open(&options.device, cpu, &store)?;
         let resolved = Settings {
             options,
             settled: &settled,

@@ -247,6 +247,18 @@ impl Observer for Telemetry {
                     ));
                 }
             }
+            StoreEvent::ChunkKept { bytes, reason } => {
+                let first = self.with(|state| {
+                    state.figures.chunks_kept += 1;
+                    state.figures.chunks_kept == 1
+                });
+                if first {
+                    self.notice(&format!(
+                        "memory is short, and {} MiB of the cache stay that were to go back to the system: {reason}",
+                        bytes.div_ceil(1 << 20)
+                    ));
+                }
+            }
             StoreEvent::Grown { bytes, .. } => self.with(|state| state.figures.grown_bytes += bytes),
             _ => {}
         }

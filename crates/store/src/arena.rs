@@ -13,7 +13,11 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use crate::error::StoreError;
 
+mod chunks;
 mod pages;
+
+pub(crate) use chunks::ChunkSlots;
+pub use chunks::{ArenaChunk, ArenaView};
 
 /// Alignment of every slot and granule of direct reads, in bytes.
 pub const PAGE: u64 = 4096;
@@ -37,6 +41,8 @@ struct Chunk {
     slot_bytes: usize,
     /// The word of each slot.
     states: Vec<AtomicU64>,
+    /// One of `IN_USE`, `WITHDRAWN` and `AWAY`.
+    place: AtomicU64,
 }
 
 /// Most chunks that an arena can have: 4 TiB of a gibibyte each.
@@ -47,6 +53,8 @@ pub(crate) struct Arena {
     /// Filled from the front; a chunk once there stays, so that slots are found without a lock.
     chunks: Vec<OnceLock<Chunk>>,
     used: AtomicUsize,
+    /// Counts chunks that came, went and came back.
+    changes: AtomicU64,
     /// Bytes of all slots at the beginning, from which the size of chunks follows.
     total: u64,
 }
@@ -54,34 +62,6 @@ pub(crate) struct Arena {
 /// Slots a chunk of a class holds: min(1 GiB, total/16) bytes, but at least 8 slots.
 fn chunk_slots(slot_bytes: u64, total: u64) -> u64 {
     (GIB.min(total / 16) / slot_bytes.max(1)).max(MIN_CHUNK_SLOTS)
-}
-
-/// Memory that holds slots: one mapping, for as long as the store lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArenaChunk {
-    /// Address of its first byte.
-    pub base: usize,
-    /// Bytes.
-    pub len: usize,
-    /// Bytes of each slot in it.
-    pub slot_bytes: usize,
-}
-
-/// Where the slots of a store lie, for devices that must know memory before they touch it. Chunks come when the
-/// cache grows and stay where they are.
-#[derive(Clone)]
-pub struct ArenaView(pub(crate) Arc<Arena>);
-
-impl ArenaView {
-    /// Chunks so far.
-    pub fn chunks(&self) -> usize {
-        self.0.mappings()
-    }
-
-    /// The `number`th chunk, in the order in which they came.
-    pub fn chunk(&self, number: usize) -> Option<ArenaChunk> {
-        self.0.chunk(number)
-    }
 }
 
 impl Arena {
@@ -93,7 +73,7 @@ impl Arena {
         });
         let total = total.ok_or_else(|| StoreError::Config("expert slots exceed 2^64 bytes".into()))?;
         let chunks = std::iter::repeat_with(OnceLock::new).take(MOST_CHUNKS).collect();
-        let arena = Arena { chunks, used: AtomicUsize::new(0), total };
+        let arena = Arena { chunks, used: AtomicUsize::new(0), changes: AtomicU64::new(0), total };
         for &(slot_bytes, count) in classes {
             if slot_bytes == 0 || !(slot_bytes as u64).is_multiple_of(PAGE) {
                 return Err(StoreError::Internal(format!("a slot of {slot_bytes} bytes is not whole pages")));
@@ -136,25 +116,22 @@ impl Arena {
         }
         let states = std::iter::repeat_with(|| AtomicU64::new(0)).take(slots).collect();
         end.ok_or_else(too_big)?;
-        let chunk = Chunk { first: first as u32, map: MmapRaw::from(map), slot_bytes, states };
+        let chunk = Chunk {
+            first: first as u32,
+            map: MmapRaw::from(map),
+            slot_bytes,
+            states,
+            place: AtomicU64::new(chunks::IN_USE),
+        };
         place.set(chunk).map_err(|_| StoreError::Internal("two callers add slots at a time".into()))?;
         self.used.store(number + 1, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
     /// Number of mappings made.
     pub(crate) fn mappings(&self) -> usize {
         self.used.load(Ordering::Acquire)
-    }
-
-    /// The `number`th mapping.
-    fn chunk(&self, number: usize) -> Option<ArenaChunk> {
-        let chunk = self.chunks.get(number)?.get()?;
-        Some(ArenaChunk {
-            base: chunk.map.as_ptr() as usize,
-            len: chunk.map.len(),
-            slot_bytes: chunk.slot_bytes,
-        })
     }
 
     /// A slot's chunk and its index there.

@@ -156,6 +156,14 @@ pub enum StoreEvent {
         /// Largest cap of a layer from now on.
         max_cap: usize,
     },
+    /// Memory was over its limit, and a chunk of the arena stays although it was to go: who knows it by address
+    /// could not let go of it.
+    ChunkKept {
+        /// Bytes of it.
+        bytes: u64,
+        /// Why, in the listener's words.
+        reason: String,
+    },
     /// There is more room than before: the cache grew.
     Grown {
         /// Bytes that it may take more.

@@ -41,4 +41,4 @@ pub use machine::{CgroupLevel, Machine};
 pub use policy::{
     ExpertId, Frecency, Lfu, Lru, PolicyKind, PolicyShape, Replacement, S3Fifo, Share, Sieve, Slru,
 };
-pub use store::{ExpertStore, StoreConfig};
+pub use store::{ChunkListener, ExpertStore, StoreConfig};

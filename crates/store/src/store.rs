@@ -1,12 +1,13 @@
 //! The expert store: settings and opening.
 //!
 //! **Locks.** One mutex guards the slot table; under it nothing is read, no observer is called and no
-//! other lock is taken. The arena's atomic words come below it: they may be touched with or without the
+//! other lock is taken. A lock above it is held while the cache is resized, also while a
+//! [`ChunkListener`] lets go of a chunk. The arena's atomic words come below it: they may be touched with or without the
 //! mutex. A condition variable belongs to it: `done` (fetches wait for arrivals and freed slots). Loaders
 //! sleep on the bell, whose own lock is taken last.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use metaltail_container::{ExpertPlace, Extent};
@@ -23,9 +24,13 @@ use crate::machine::Machine;
 use crate::policy::{ExpertId, PolicyKind, PolicyShape};
 use crate::sync::Mutex;
 use crate::table::{Limits, Table};
+use chunks::Resizing;
 
+mod chunks;
 mod resize;
 mod shared;
+
+pub use chunks::ChunkListener;
 
 pub(crate) use shared::{Shared, State};
 
@@ -101,8 +106,10 @@ impl Default for StoreConfig {
 pub struct ExpertStore {
     shared: Arc<Shared>,
     mode: IoMode,
-    /// Held while slots are added.
-    growing: Mutex<()>,
+    /// Held while chunks come and go.
+    resizing: Mutex<Resizing>,
+    /// Who knows the arena's chunks beside leases, if anyone does.
+    listener: OnceLock<Arc<dyn ChunkListener>>,
     /// Joined when the store closes.
     _loaders: Loaders,
 }
@@ -219,7 +226,7 @@ impl ExpertStore {
         let carriage = Carriage { uring: mode.uring, loaders: config.loaders, chunk: config.chunk_bytes };
         let _loaders = Loaders::start(&shared, carriage)?;
         shared.load_pins();
-        Ok(ExpertStore { shared, mode, growing: Mutex::new(()), _loaders })
+        Ok(ExpertStore { shared, mode, resizing: Mutex::default(), listener: OnceLock::new(), _loaders })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

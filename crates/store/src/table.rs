@@ -9,7 +9,7 @@
 //!                     │ last hold dropped   └─(failed)▶ Failed ─▶ Free                evicted
 //!                     └────────────▶ Free (load cancelled)
 //! ```
-//! A *hold* is a lease or a fetch that waits. Every slot that is not free counts in one [`Tier`].
+//! A free slot is *away* while its chunk of the arena is out of use. A *hold* is a lease or a fetch that waits. Every slot that is not free counts in one [`Tier`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,8 +21,11 @@ use crate::geometry::Geometry;
 use crate::policy::{ExpertId, Replacement};
 
 mod ahead;
+mod chunks;
 mod report;
 mod resize;
+
+pub(crate) use chunks::{Left, Want};
 
 const NONE: u32 = u32::MAX;
 
@@ -33,6 +36,8 @@ pub(crate) enum Phase {
     Loading,
     Ready,
     Failed,
+    /// Its chunk is out of use.
+    Away,
 }
 
 struct Slot {
@@ -481,7 +486,7 @@ impl Table {
         let layer = &self.layers[id.layer as usize];
         let (scope, pinned) = (layer.scope, layer.pins(id.expert));
         match (slot.phase, tier) {
-            (Phase::Free | Phase::Loading, _) => return false,
+            (Phase::Free | Phase::Loading | Phase::Away, _) => return false,
             (Phase::Queued, _) => {
                 self.classes[slot.class as usize].loading -= 1;
                 out.push(StoreEvent::LoadCancelled { layer: layer.number, expert: id.expert });

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use metaltail_device::residency::{Mode, ResidencyError};
+use metaltail_device::residency::{Mode, ResidencyError, SlabAllocation};
+use metaltail_device::sim::Profile;
 use metaltail_device::sim::replay::{Detail, Outcome, Pauses, Pressure, Run, replay};
-use metaltail_device::sim::{Profile, SlabAllocation};
 use serde::Serialize;
 
 /// Memory budget of the runs, in bytes: the one that collapsed. Machines that keep less resident have less.

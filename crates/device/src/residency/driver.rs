@@ -86,7 +86,7 @@ pub trait ResidencyDriver: Send {
     /// No sets on this system, or too many.
     fn create_set(&mut self) -> Result<SetId, DriverError>;
 
-    /// Stages an addition.
+    /// Stages an addition, or takes back a removal that was not committed.
     ///
     /// # Errors
     /// As the driver says; nothing is staged then.

@@ -212,17 +212,13 @@ impl<D: ResidencyDriver> Ledger<D> {
         self.capture = running;
     }
 
-    /// Declares memory. Declaring the same again changes nothing.
+    /// Declares memory. Declaring the same again changes nothing, but takes a removal back that was refused.
     ///
     /// # Errors
     /// Memory that cannot be declared, and what the driver refuses; nothing is declared then.
     pub fn register(&mut self, span: Span) -> Result<(), ResidencyError> {
-        if self
-            .allocations
-            .get(&span.base)
-            .is_some_and(|entry| entry.len == span.len && entry.until.is_none())
-        {
-            return Ok(());
+        if self.allocations.get(&span.base).is_some_and(|entry| entry.len == span.len) {
+            return self.stay(span);
         }
         self.check(span)?;
         self.driver.wrap(span)?;
@@ -236,6 +232,20 @@ impl<D: ResidencyDriver> Ledger<D> {
         self.bytes += span.len as u64;
         self.allocations.insert(span.base, Entry { len: span.len, set, since: self.next, until: None });
         self.stats.registered += 1;
+        Ok(())
+    }
+
+    /// Takes back a removal that was staged and refused, if there was one.
+    fn stay(&mut self, span: Span) -> Result<(), ResidencyError> {
+        let Some(entry) = self.allocations.get_mut(&span.base) else { return Ok(()) };
+        let (Some(index), Some(_)) = (entry.set, entry.until) else { return Ok(()) };
+        let set = &mut self.sets[index];
+        self.driver.add(set.id, span)?;
+        entry.until = None;
+        // Unless a commit has taken it out meanwhile, nothing is staged any more.
+        if !set.leaving.remove(&span.base) {
+            set.staged.insert(span.base);
+        }
         Ok(())
     }
 
@@ -365,7 +375,7 @@ impl<D: ResidencyDriver> Ledger<D> {
     /// # Errors
     /// [`ResidencyError::InFlight`] while a submission may read it; memory that is not declared; what the
     /// driver refuses. The memory must not be freed then; where the driver refused it must not be read any
-    /// more either, and the call is to be repeated.
+    /// more either, until the call is repeated or [`Ledger::register`] takes it back.
     pub fn unregister(&mut self, span: Span) -> Result<(), ResidencyError> {
         let entry = self.allocations.get(&span.base).copied().filter(|entry| entry.len == span.len);
         let entry = entry.ok_or(ResidencyError::Unknown(span))?;

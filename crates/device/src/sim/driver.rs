@@ -269,7 +269,10 @@ impl ResidencyDriver for SimDriver {
         if self.wrapped.get(&span.base) != Some(&span.len) {
             return refuse("add to a set", format!("{span} is not known to the device"));
         }
-        self.set("add to a set", set)?.added.insert(span.base, span.len);
+        let set = self.set("add to a set", set)?;
+        if !set.removed.remove(&span.base) {
+            set.added.insert(span.base, span.len);
+        }
         Ok(())
     }
 

@@ -5,30 +5,9 @@ use std::sync::Arc;
 
 use metaltail_kernels::{Completion, ComputeError, ExpertCompute, ExpertTask};
 use metaltail_quant::MatrixRef;
-use metaltail_store::ArenaView;
 
 use super::driver::SimDriver;
-use crate::residency::{Residency, ResidencyError, Span, Submission};
-
-/// What is one allocation to the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SlabAllocation {
-    /// A chunk of the expert store's arena: few and large.
-    #[default]
-    Arena,
-    /// Each slot: as many as experts can be cached. The measured alternative.
-    PerExpert,
-}
-
-impl SlabAllocation {
-    /// Name in flags and reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            SlabAllocation::Arena => "arena",
-            SlabAllocation::PerExpert => "per-expert",
-        }
-    }
-}
+use crate::residency::{DeclaredArena, Residency, ResidencyError, Span, Submission};
 
 /// Where activations and results lie, as far as barriers go: behind all memory that there is.
 const SCRATCH: usize = 1 << 62;
@@ -37,64 +16,35 @@ const SCRATCH: usize = 1 << 62;
 /// processor's in `f32`, or Metal kernels on the processor), memory by the device's rules.
 pub struct SimExperts {
     inner: Box<dyn ExpertCompute>,
-    arena: ArenaView,
-    slabs: SlabAllocation,
-    residency: Arc<Residency<SimDriver>>,
-    /// Chunks that were made known to the device.
-    known: usize,
+    arena: Arc<DeclaredArena<SimDriver>>,
     hidden: usize,
     in_flight: Vec<Submission>,
 }
 
 impl fmt::Debug for SimExperts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimExperts").field("known", &self.known).finish_non_exhaustive()
+        f.debug_struct("SimExperts").field("arena", &self.arena).finish_non_exhaustive()
     }
 }
 
 impl SimExperts {
-    /// Experts of `arena`, computed by `inner`, on the device behind `residency`.
-    pub fn new(
-        inner: Box<dyn ExpertCompute>,
-        arena: ArenaView,
-        slabs: SlabAllocation,
-        residency: Arc<Residency<SimDriver>>,
-    ) -> SimExperts {
-        SimExperts { inner, arena, slabs, residency, known: 0, hidden: 0, in_flight: Vec::new() }
+    /// Experts of `arena`, computed by `inner`, on the device to which it is declared.
+    pub fn new(inner: Box<dyn ExpertCompute>, arena: Arc<DeclaredArena<SimDriver>>) -> SimExperts {
+        SimExperts { inner, arena, hidden: 0, in_flight: Vec::new() }
+    }
+
+    fn residency(&self) -> &Residency<SimDriver> {
+        self.arena.residency()
     }
 
     fn failed(&self, error: &dyn fmt::Display) -> ComputeError {
         ComputeError::Device { device: self.name(), message: error.to_string() }
     }
 
-    /// Declares chunks that the arena has gained: nothing to do in all but a few calls.
-    fn declare_new(&mut self) -> Result<(), ResidencyError> {
-        while self.known < self.arena.chunks() {
-            for span in self.spans_of(self.known) {
-                self.residency.register(span)?;
-            }
-            self.known += 1;
-        }
-        Ok(())
-    }
-
-    /// The allocations of a chunk.
-    fn spans_of(&self, chunk: usize) -> Vec<Span> {
-        let Some(chunk) = self.arena.chunk(chunk) else { return Vec::new() };
-        let whole = Span { base: chunk.base, len: chunk.len };
-        match self.slabs {
-            SlabAllocation::Arena => vec![whole],
-            SlabAllocation::PerExpert => {
-                let slots = (0..chunk.len / chunk.slot_bytes.max(1)).map(|slot| slot * chunk.slot_bytes);
-                slots.map(|offset| Span { base: chunk.base + offset, len: chunk.slot_bytes }).collect()
-            }
-        }
-    }
-
     /// Hands the tasks over as a real device's encoder would: gate and up, a barrier, down.
     fn encode(&mut self, tasks: &[ExpertTask<'_>]) -> Result<Submission, ResidencyError> {
-        self.declare_new()?;
-        let mut ledger = self.residency.ledger();
+        self.arena.declare_new()?;
+        let mut ledger = self.residency().ledger();
         let submission = ledger.submit()?;
         let device = ledger.driver_mut();
         device.begin_submission();
@@ -108,7 +58,7 @@ impl SimExperts {
 
     fn complete_all(&mut self) -> Result<(), ComputeError> {
         for submission in std::mem::take(&mut self.in_flight) {
-            self.residency.complete(submission).map_err(|error| self.failed(&error))?;
+            self.residency().complete(submission).map_err(|error| self.failed(&error))?;
         }
         Ok(())
     }
@@ -151,7 +101,7 @@ impl ExpertCompute for SimExperts {
         let submission = self.encode(tasks).map_err(|error| self.failed(&error))?;
         self.in_flight.push(submission);
         self.inner.submit(tasks)?;
-        self.residency.ledger().driver_mut().computed(tasks.len());
+        self.residency().ledger().driver_mut().computed(tasks.len());
         Ok(Completion::InFlight)
     }
 
@@ -169,10 +119,7 @@ impl Drop for SimExperts {
     /// The arena's memory is about to go: the device forgets it first.
     fn drop(&mut self) {
         let _ = self.complete_all();
-        for chunk in 0..self.known {
-            for span in self.spans_of(chunk) {
-                let _ = self.residency.unregister(span);
-            }
-        }
+        // Where it cannot, whoever drops the arena keeps the memory.
+        let _ = self.arena.forget();
     }
 }

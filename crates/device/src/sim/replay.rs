@@ -15,10 +15,9 @@ mod tests;
 use std::time::Duration;
 
 use super::driver::{SimCounts, SimDriver, SimTimes};
-use super::experts::SlabAllocation;
 use super::profile::{Profile, time};
 use super::workload::Workload;
-use crate::residency::{Ledger, Mode, ResidencyError, Span};
+use crate::residency::{Ledger, Mode, ResidencyError, SlabAllocation, Span};
 use cache::Cache;
 
 pub use outcome::Outcome;

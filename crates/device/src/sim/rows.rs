@@ -2,10 +2,9 @@
 //!
 //! The rows do not say everything. What is filled in, and why, stands in [`Row::run`] and nowhere else.
 
-use super::experts::SlabAllocation;
 use super::profile::Profile;
 use super::replay::{Growth, Run};
-use crate::residency::Mode;
+use crate::residency::{Mode, SlabAllocation};
 
 /// The file: others' measurements, none of this project.
 const FILE: &str = include_str!("../../profiles/residency-rows.csv");

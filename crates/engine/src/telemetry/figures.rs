@@ -119,6 +119,8 @@ pub struct Figures {
     pub given_back_bytes: u64,
     /// How often what the cache may take was lowered for that.
     pub shrinks: u64,
+    /// How often a chunk of the cache stayed that was to go back to the system, since the device could not let go.
+    pub chunks_kept: u64,
     /// Checksums verified.
     pub verified: u64,
     /// Largest anonymous memory seen at a step's end, in bytes.

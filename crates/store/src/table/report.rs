@@ -45,7 +45,8 @@ impl Table {
         for (c, class) in self.classes.iter().enumerate() {
             let of =
                 |f: &dyn Fn(&Slot) -> bool| self.slots.iter().filter(|s| s.class == c as u32 && f(s)).count();
-            let tier = |tier| of(&|s| s.phase != Phase::Free && s.tier == tier);
+            let used = |s: &Slot| !matches!(s.phase, Phase::Free | Phase::Away);
+            let tier = |tier| of(&|s| used(s) && s.tier == tier);
             let counted = [tier(Tier::InFlight), tier(Tier::Staged), tier(Tier::Pinned)];
             let under_way = |s: &Slot| matches!(s.phase, Phase::Queued | Phase::Loading);
             let loading = of(&|s| under_way(s) && s.rank == LoadRank::Demand);

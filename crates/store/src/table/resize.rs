@@ -49,9 +49,17 @@ impl Table {
         taken
     }
 
-    /// Lowers caps, the highest first, until at least `over` bytes fewer may be kept if it can; then gives up
-    /// pins. Returns slots taken out of the table, whose pages exist; see [`Table::given_back`].
+    /// As [`Table::lower`]. Returns slots taken out of the table, whose pages exist; see [`Table::given_back`].
     pub(crate) fn restrict(&mut self, over: u64, out: &mut Vec<StoreEvent>) -> Vec<u32> {
+        self.lower(over, out);
+        let mut taken = Vec::new();
+        self.harvest(u64::MAX, self.in_flight_limit + self.staging_limit, &mut taken);
+        taken
+    }
+
+    /// Lowers caps, the highest first, until at least `over` bytes fewer may be kept if it can; then gives up
+    /// pins.
+    pub(crate) fn lower(&mut self, over: u64, out: &mut Vec<StoreEvent>) {
         let mut lowered = 0u64;
         while lowered < over {
             let highest = (0..self.scopes.len()).max_by_key(|&s| self.scopes[s].cap);
@@ -70,13 +78,10 @@ impl Table {
                 }
             }
         }
-        let mut taken = Vec::new();
-        self.harvest(u64::MAX, self.in_flight_limit + self.staging_limit, &mut taken);
-        taken
     }
 
     /// Frees staged slots that nobody asked for.
-    fn clear_stage(&mut self, out: &mut Vec<StoreEvent>) {
+    pub(crate) fn clear_stage(&mut self, out: &mut Vec<StoreEvent>) {
         for class in 0..self.classes.len() {
             for (number, serial) in std::mem::take(&mut self.classes[class].stage) {
                 let slot = &self.slots[number as usize];
@@ -92,7 +97,7 @@ impl Table {
     }
 
     /// Gives up the least used pinned expert that nobody holds; whether there was one.
-    fn unpin(&mut self, out: &mut Vec<StoreEvent>) -> bool {
+    pub(super) fn unpin(&mut self, out: &mut Vec<StoreEvent>) -> bool {
         while let Some(id) = self.pinned.pop() {
             let layer = &mut self.layers[id.layer as usize];
             layer.pinned[id.expert as usize] = false;
@@ -156,7 +161,8 @@ impl Table {
 
     /// Slots of a class that no cap allows to be used: what shrinking left behind.
     pub(crate) fn unused(&self, class: usize) -> usize {
-        let total = self.slots.iter().filter(|slot| slot.class == class as u32).count();
+        let here = |slot: &&Slot| slot.class == class as u32 && slot.phase != Phase::Away;
+        let total = self.slots.iter().filter(here).count();
         let caps: usize = self.scopes.iter().filter(|s| s.class == class).map(|s| s.cap).sum();
         let pinned = self.pinned.iter().filter(|p| self.layers[p.layer as usize].class == class).count();
         total.saturating_sub(caps + pinned + self.in_flight_limit + self.staging_limit)

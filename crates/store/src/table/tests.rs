@@ -1,6 +1,7 @@
 //! The table against itself, under random interleavings.
 
 use super::*;
+use crate::arena::ChunkSlots;
 use crate::geometry::LayerExperts;
 use crate::policy::{PolicyKind, PolicyShape};
 use crate::testing::place;
@@ -42,7 +43,27 @@ struct Walk {
     holds: Vec<u32>,
     jobs: Vec<Job>,
     generation: u64,
+    away: Vec<ChunkSlots>,
     out: Vec<StoreEvent>,
+}
+
+/// Three slots in a row and of one size are a chunk; those in use.
+fn chunks(t: &Table) -> Vec<ChunkSlots> {
+    let (mut found, mut start) = (Vec::new(), 0);
+    while start + 3 <= t.slots.len() {
+        let of = &t.slots[start..start + 3];
+        let class = of[0].class;
+        if of.iter().any(|slot| slot.class != class) {
+            start += 1;
+            continue;
+        }
+        if of.iter().all(|slot| slot.phase != Phase::Away) {
+            let (number, slots) = (start, start as u32..start as u32 + 3);
+            found.push(ChunkSlots { number, slots, slot_bytes: t.classes[class as usize].bytes as usize });
+        }
+        start += 3;
+    }
+    found
 }
 
 impl Walk {
@@ -117,7 +138,43 @@ impl Walk {
                 };
                 assert_eq!(t.raise(class, count), count);
             }
+            16 | 17 => self.take_chunk(t, pick),
+            18 => {
+                if let Some(at) = at(self.away.len()) {
+                    let chunk = self.away.swap_remove(at);
+                    t.chunk_back(&chunk.slots);
+                    let class = t.slots[chunk.slots.start as usize].class as usize;
+                    assert!(t.raise(class, pick as usize % 4) <= 3);
+                }
+            }
             _ => t.load_pins(Instant::now()),
+        }
+    }
+}
+
+impl Walk {
+    fn take_chunk(&mut self, t: &mut Table, pick: u32) {
+        let (before, spare) = (t.capacity_bytes(), [t.spare(0), t.spare(1)]);
+        let want = if pick.is_multiple_of(2) { Want::Memory } else { Want::Room(u64::from(pick / 2) * 1024) };
+        let Some(left) = t.take_chunk(&chunks(t), want, &mut self.out) else { return };
+        assert!(!self.holds.iter().any(|held| left.chunk.slots.contains(held)), "a leased chunk left");
+        assert!(
+            !self.jobs.iter().any(|job| left.chunk.slots.contains(&job.slot)),
+            "one that is being written"
+        );
+        assert_eq!(before - t.capacity_bytes(), left.lowered);
+        match want {
+            Want::Memory => assert!(left.touched > 0),
+            Want::Room(most) => assert!(left.lowered > 0 && left.touched + left.lowered > 0 && most > 0),
+        }
+        // Whoever asks for an expert finds a slot as before.
+        let class = t.slots[left.chunk.slots.start as usize].class as usize;
+        assert!(t.spare(class) >= 0, "{spare:?} before");
+        if pick.is_multiple_of(3) {
+            t.chunk_back(&left.chunk.slots);
+        } else {
+            t.chunk_gone(&left.chunk.slots);
+            self.away.push(left.chunk);
         }
     }
 }
@@ -128,7 +185,7 @@ proptest! {
         cap in 0usize..4, in_flight in 1usize..4, staging in 0usize..3, pool: bool,
         pins in prop::collection::hash_set((0u32..3, 0..EXPERTS), 0..4),
         policy in 0..PolicyKind::ALL.len(),
-        ops in prop::collection::vec((0u8..17, any::<u16>()), 0..300),
+        ops in prop::collection::vec((0u8..20, any::<u16>()), 0..300),
     ) {
         let pinned: Vec<ExpertId> = pins.iter().map(|&(layer, expert)| ExpertId { layer, expert }).collect();
         let limits = Limits { staging, pinned, ..limits(cap, pool, in_flight) };
@@ -153,6 +210,7 @@ proptest! {
         }
         prop_assert_eq!(t.contradiction(), None);
         prop_assert!(t.classes.iter().all(|c| c.in_flight == 0 && c.free.len() >= in_flight));
+        prop_assert!((0..2).all(|class| t.spare(class) >= 0), "a slot is missing");
         prop_assert!(t.demand.is_empty() && t.speculation.is_empty() && t.pins.is_empty() && t.ahead.is_empty());
     }
 }
@@ -313,4 +371,54 @@ fn a_pin_that_is_given_up_while_it_loads_takes_no_slot_for_ever() {
         t.complete(job.slot, loaded(1), &mut Vec::new());
         assert_eq!((t.kept(0), t.classes[1].pinned, t.contradiction()), (kept, 0, None));
     }
+}
+
+/// A table of a pool that is full in one size class: eight experts cached and a slot for loads.
+fn filled() -> Table {
+    let mut t = table(&limits(4, true, 1), PolicyKind::Lru);
+    (0..8).for_each(|n| drop(load(&mut t, n / 4, n % 4)));
+    t
+}
+
+#[test]
+fn the_chunk_with_the_least_in_it_leaves_and_the_policy_chooses_the_other_victims() {
+    let mut t = filled();
+    let all = chunks(&t);
+    let class = |chunk: &ChunkSlots| t.slots[chunk.slots.start as usize].class;
+    let of: Vec<ChunkSlots> = all.iter().filter(|chunk| class(chunk) == 1).cloned().collect();
+    assert_eq!((of.len(), t.cached_slots()), (3, 12));
+    // The oldest three experts would be the policy's choice; those of the second chunk are younger.
+    let mut out = Vec::new();
+    let Found::Ready(held, Tier::Cached) = t.look_up(ExpertId { layer: 0, expert: 0 }) else { panic!() };
+    let left = t.take_chunk(&of, Want::Memory, &mut out).unwrap();
+    assert!(!left.chunk.slots.contains(&held), "a leased one");
+    let evicted = out.iter().filter(|e| matches!(e, StoreEvent::Evicted { reason: EvictReason::Memory, .. }));
+    assert_eq!((evicted.count(), left.lowered, t.contradiction()), (3, 3 * 4096, None));
+    assert_eq!(t.kept(0).len() + t.kept(1).len(), 5);
+    // Two more cannot go: one is leased, and loads need a slot.
+    t.chunk_gone(&left.chunk.slots);
+    let rest: Vec<ChunkSlots> = of.into_iter().filter(|chunk| *chunk != left.chunk).collect();
+    let second = t.take_chunk(&rest, Want::Memory, &mut out).unwrap();
+    let rest: Vec<ChunkSlots> = rest.into_iter().filter(|chunk| *chunk != second.chunk).collect();
+    assert_eq!(t.take_chunk(&rest, Want::Memory, &mut out), None);
+    t.release(held, &mut out);
+    assert_eq!(t.take_chunk(&rest, Want::Memory, &mut out), None, "a slot is needed for loads");
+
+    t.chunk_back(&second.chunk.slots);
+    assert_eq!((t.raise(1, 3), t.contradiction()), (3, None));
+    assert!(t.start_load(ExpertId { layer: 1, expert: 5 }, Instant::now()).is_some());
+}
+
+#[test]
+fn a_pinned_expert_loses_its_place_and_not_its_pin() {
+    let pin = ExpertId { layer: 0, expert: 5 };
+    let mut t = table(&Limits { pinned: vec![pin], ..limits(4, true, 1) }, PolicyKind::Lru);
+    t.load_pins(Instant::now());
+    let job = t.take_job().unwrap();
+    t.complete(job.slot, loaded(1), &mut Vec::new());
+    let chunk = chunks(&t).into_iter().find(|chunk| chunk.slots.contains(&job.slot)).unwrap();
+    let left = t.take_chunk(std::slice::from_ref(&chunk), Want::Memory, &mut Vec::new()).unwrap();
+    assert_eq!((left.chunk, t.kept(0)), (chunk, vec![]));
+    load(&mut t, 0, 5);
+    assert_eq!((t.kept(0), t.classes[1].pinned, t.contradiction()), (vec![5], 1, None));
 }

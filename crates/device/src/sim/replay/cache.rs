@@ -1,7 +1,7 @@
 //! Slots of a cache as addresses, and the order in which they come and go.
 
+use crate::residency::SlabAllocation;
 use crate::residency::Span;
-use crate::sim::experts::SlabAllocation;
 use crate::sim::workload::Workload;
 
 /// Where the first slot lies: nothing is read or written there.
