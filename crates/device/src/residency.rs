@@ -9,6 +9,7 @@
 //! * [`Residency`] is the ledger behind a lock, for loaders that add memory and a thread that submits. It waits
 //!   where memory is to be removed that a submission may still read.
 //! * [`DeclaredArena`] keeps the expert store's chunks declared, as they come and go.
+//! * [`HeldWeights`] has dense weights, declared as they are loaded.
 //! * [`KeepAlive`] is a thread that keeps sets resident between a user's turns.
 //! * [`metaltail_store::rank`] keeps driver calls out of the expert store's lock.
 //!
@@ -22,6 +23,7 @@ mod shared;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 pub use arena::{DeclaredArena, SlabAllocation};
 pub use driver::{DriverError, Limits, ResidencyDriver, SetId, Span};
@@ -29,3 +31,4 @@ pub use keeper::{KeepAlive, KeepAliveError, KeepAliveTimes};
 pub use ledger::{Difference, Ledger, MOST_SETS, Mode, ResidencyError, Submission};
 pub use shared::Residency;
 pub use stats::ResidencyStats;
+pub use weights::{HeldWeights, WeightSpans, WeightsError};

@@ -7,6 +7,7 @@
 //! that others published ([`rows`]), and [`fit`] finds the machine's numbers from them. It explains published figures and says what a design would
 //! change; it is no evidence about hardware.
 
+mod accelerator;
 mod driver;
 mod experts;
 pub mod fit;
@@ -18,6 +19,7 @@ pub mod rows;
 mod tests;
 mod workload;
 
+pub use accelerator::SimAccelerator;
 pub use driver::{SimCounts, SimDriver, SimTimes};
 pub use experts::SimExperts;
 pub use profile::{Profile, ProfileError};

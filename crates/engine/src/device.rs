@@ -10,10 +10,12 @@ use metaltail_device::kernels::KernelExperts;
 use metaltail_device::metal::{MetalKernels, cpu::CpuLauncher};
 use metaltail_device::residency::{
     DeclaredArena, Difference, KeepAlive, KeepAliveError, KeepAliveTimes, Ledger, Mode, Residency,
-    ResidencyError, ResidencyStats, SlabAllocation,
+    ResidencyDriver, ResidencyError, ResidencyStats, SlabAllocation, WeightSpans,
 };
-use metaltail_device::sim::{Profile, SimDriver, SimExperts};
-use metaltail_kernels::{CpuExperts, ExpertCompute};
+#[cfg(feature = "msl-cpu")]
+use metaltail_device::sim::SimExperts;
+use metaltail_device::sim::{Profile, SimAccelerator, SimDriver};
+use metaltail_kernels::{AcceleratorExperts, CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_store::ExpertStore;
 
 /// A device.
@@ -101,79 +103,140 @@ pub struct DeviceFigures {
     pub residency: ResidencyStats,
 }
 
+/// What an engine asks of an accelerator beside computing.
+trait Known: Send + Sync {
+    fn give_up(&self, bytes: u64) -> Result<(), ResidencyError>;
+    fn difference(&self) -> Difference;
+    fn figures(&self) -> DeviceFigures;
+}
+
+/// An accelerator with a ledger; `figures` reads what else it says of itself.
+struct Accelerated<D: ResidencyDriver, F> {
+    arena: Arc<DeclaredArena<D>>,
+    weights: WeightSpans,
+    figures: F,
+}
+
+impl<D, F> Known for Accelerated<D, F>
+where
+    D: ResidencyDriver + 'static,
+    F: Fn(&Ledger<D>) -> DeviceFigures + Send + Sync,
+{
+    fn give_up(&self, bytes: u64) -> Result<(), ResidencyError> {
+        self.arena.residency().ledger().give_up(bytes).map(drop)
+    }
+
+    fn difference(&self) -> Difference {
+        self.arena.difference(&self.weights.all())
+    }
+
+    fn figures(&self) -> DeviceFigures {
+        (self.figures)(&self.arena.residency().ledger())
+    }
+}
+
+/// The processor as an engine has it.
+pub(crate) struct Processor {
+    pub(crate) kernels: Kernels,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) numerics: Numerics,
+}
+
 /// The device of an engine.
 pub(crate) struct Device {
     /// Ends first: it uses the device.
     _keep_alive: Option<KeepAlive>,
-    sim: Option<Arc<DeclaredArena<SimDriver>>>,
+    known: Option<Box<dyn Known>>,
 }
 
 impl Device {
-    /// Opens a device for experts of `store`, whose arithmetic `cpu` does where it has none of its own. What an
+    /// Opens a device for experts of `store`; `processor` computes where it has no arithmetic of its own. What an
     /// accelerator knows of the store's memory leaves it before it goes.
     ///
     /// # Errors
     /// Memory that cannot be kept resident as the options say.
     pub(crate) fn open(
         options: &DeviceOptions,
-        cpu: CpuExperts,
+        processor: Processor,
         store: &ExpertStore,
     ) -> Result<(Device, Box<dyn ExpertCompute>), KeepAliveError> {
+        let Processor { kernels, pool, numerics } = processor;
         match options.kind {
-            DeviceKind::Cpu => Ok((Device { _keep_alive: None, sim: None }, Box::new(cpu))),
-            DeviceKind::Sim => Device::sim(options, Box::new(cpu), store),
+            DeviceKind::Cpu => {
+                let cpu = CpuExperts::new(pool, kernels, numerics);
+                Ok((Device { _keep_alive: None, known: None }, Box::new(cpu)))
+            }
+            DeviceKind::Sim => {
+                let arena = declared(options, SimDriver::new(Profile::m5max()), store);
+                let accelerator = SimAccelerator::new(Arc::clone(&arena), kernels, &pool);
+                let weights = accelerator.weight_spans();
+                let known = Accelerated { arena: Arc::clone(&arena), weights, figures: sim_figures };
+                let compute = Box::new(AcceleratorExperts::new(accelerator));
+                Ok((Device::keeping(options, &arena, known)?, compute))
+            }
             #[cfg(feature = "msl-cpu")]
             DeviceKind::SimMetal => {
+                let arena = declared(options, SimDriver::new(Profile::m5max()), store);
                 let kernels = MetalKernels::new(CpuLauncher::new(0, 1)).with_weights_in_place();
-                Device::sim(options, Box::new(KernelExperts::new(kernels)), store)
+                let experts = SimExperts::new(Box::new(KernelExperts::new(kernels)), Arc::clone(&arena));
+                let weights = WeightSpans::default();
+                let known = Accelerated { arena: Arc::clone(&arena), weights, figures: sim_figures };
+                Ok((Device::keeping(options, &arena, known)?, Box::new(experts)))
             }
         }
     }
 
-    fn sim(
+    /// An accelerator whose memory is kept resident as the options say.
+    fn keeping<D: ResidencyDriver + 'static>(
         options: &DeviceOptions,
-        arithmetic: Box<dyn ExpertCompute>,
-        store: &ExpertStore,
-    ) -> Result<(Device, Box<dyn ExpertCompute>), KeepAliveError> {
-        let ledger = Ledger::new(SimDriver::new(Profile::m5max()), options.residency);
-        let residency = Arc::new(Residency::new(ledger));
-        let declared = DeclaredArena::new(store.arena(), options.slabs, Arc::clone(&residency));
-        let declared = Arc::new(declared);
-        store.set_chunk_listener(Arc::clone(&declared) as _);
-        let experts = SimExperts::new(arithmetic, Arc::clone(&declared));
+        arena: &DeclaredArena<D>,
+        known: impl Known + 'static,
+    ) -> Result<Device, KeepAliveError> {
         // Nothing is to be kept where nothing stays declared.
         let times = options.keep_alive.filter(|_| options.residency == Mode::Set);
-        let keep_alive = times.map(|times| KeepAlive::start(&residency, times)).transpose()?;
-        Ok((Device { _keep_alive: keep_alive, sim: Some(declared) }, Box::new(experts)))
+        let keep_alive = times.map(|times| KeepAlive::start(arena.residency(), times)).transpose()?;
+        Ok(Device { _keep_alive: keep_alive, known: Some(Box::new(known)) })
     }
 
     /// Lets the least used memory be taken by others, at least so many bytes of it; the next submission asks
     /// for it again.
     pub(crate) fn give_up(&self, bytes: u64) -> Result<(), ResidencyError> {
-        match &self.sim {
-            Some(declared) => declared.residency().ledger().give_up(bytes).map(drop),
-            None => Ok(()),
-        }
+        self.known.as_ref().map_or(Ok(()), |known| known.give_up(bytes))
     }
 
     /// What is declared otherwise than it should be; see [`DeclaredArena::difference`].
     pub(crate) fn difference(&self) -> Option<Difference> {
-        self.sim.as_ref().map(|declared| declared.difference())
+        self.known.as_ref().map(|known| known.difference())
     }
 
     /// Its figures; none of the processor, which has nothing to declare.
     pub(crate) fn figures(&self) -> Option<DeviceFigures> {
-        let ledger = self.sim.as_ref()?.residency().ledger();
-        let (driver, times) = (ledger.driver(), ledger.driver().times());
-        Some(DeviceFigures {
-            machine: driver.profile().name.clone(),
-            mode: ledger.mode(),
-            experts: driver.experts(),
-            gpu_wall_seconds: (times.kernel + times.stall).as_secs_f64(),
-            kernel_seconds: times.kernel.as_secs_f64(),
-            stall_seconds: times.stall.as_secs_f64(),
-            coupled_seconds: times.coupled.as_secs_f64(),
-            residency: ledger.stats(),
-        })
+        self.known.as_ref().map(|known| known.figures())
+    }
+}
+
+/// The memory of a store, to be declared to a driver.
+fn declared<D: ResidencyDriver + 'static>(
+    options: &DeviceOptions,
+    driver: D,
+    store: &ExpertStore,
+) -> Arc<DeclaredArena<D>> {
+    let residency = Arc::new(Residency::new(Ledger::new(driver, options.residency)));
+    let arena = Arc::new(DeclaredArena::new(store.arena(), options.slabs, residency));
+    store.set_chunk_listener(Arc::clone(&arena) as _);
+    arena
+}
+
+fn sim_figures(ledger: &Ledger<SimDriver>) -> DeviceFigures {
+    let (driver, times) = (ledger.driver(), ledger.driver().times());
+    DeviceFigures {
+        machine: driver.profile().name.clone(),
+        mode: ledger.mode(),
+        experts: driver.experts(),
+        gpu_wall_seconds: (times.kernel + times.stall).as_secs_f64(),
+        kernel_seconds: times.kernel.as_secs_f64(),
+        stall_seconds: times.stall.as_secs_f64(),
+        coupled_seconds: times.coupled.as_secs_f64(),
+        residency: ledger.stats(),
     }
 }

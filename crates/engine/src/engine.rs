@@ -218,7 +218,9 @@ impl Engine {
     /// # Errors
     /// [`EngineError::NotFinite`] if any is not a number or infinite: nothing can be chosen by them.
     pub fn logits(&self, hidden: &[f32]) -> Result<Vec<f32>, EngineError> {
-        let logits = self.model.logits(hidden);
+        let mut compute = self.compute.lock().unwrap_or_else(PoisonError::into_inner);
+        let logits = self.model.logits(hidden, compute.as_mut())?;
+        drop(compute);
         match logits.iter().position(|logit| !logit.is_finite()) {
             None => Ok(logits),
             Some(at) => Err(EngineError::NotFinite { id: at % self.plan().vocab, value: logits[at] }),

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use metaltail_container::{Checkpoint, Drive, Inventory};
-use metaltail_kernels::{CpuExperts, Kernels, Numerics, Pool};
+use metaltail_kernels::{Accelerator, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_model::{LoadOptions, Model, Plan, expert_places};
 use metaltail_store::usage::UsageRecorder;
 use metaltail_store::usage::pin::PinRoom;
 use metaltail_store::{DriveFiles, ExpertStore, Geometry, LayerExperts, PolicyKind, StoreConfig};
 
-use crate::device::{Device, DeviceKind};
+use crate::device::{Device, DeviceKind, Processor};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::memory::{self, Demand, Settled};
@@ -120,9 +120,13 @@ impl Engine {
         let kernels = Kernels::best();
         let threads = Arc::new(Pool::new(settled.threads));
         let loaded = Cell::new(0);
+        let numerics = if exact(options) { Numerics::Exact } else { Numerics::QuantizedActivations };
+        let processor = Processor { kernels, pool: threads.clone(), numerics };
+        let (device, mut compute) = Device::open(&options.device, processor, &store)?;
         let load = LoadOptions {
             kernels,
-            pool: threads.clone(),
+            pool: threads,
+            accelerator: accelerator_for(&found.plan, compute.as_mut(), options, &telemetry),
             draft: false,
             progress: &|bytes| {
                 loaded.set(loaded.get() + bytes);
@@ -130,10 +134,7 @@ impl Engine {
             },
         };
         let Found { checkpoint, plan, places, .. } = found;
-        let model = Model::load(&checkpoint, plan, &places, &load)?;
-        let numerics = if exact(options) { Numerics::Exact } else { Numerics::QuantizedActivations };
-        let cpu = CpuExperts::new(threads, kernels, numerics);
-        let (device, compute) = Device::open(&options.device, cpu, &store)?;
+        let model = Model::load(&checkpoint, plan, &places, load)?;
         let resolved = Settings {
             options,
             settled: &settled,
@@ -211,6 +212,26 @@ impl Settings<'_> {
             device: self.options.device.kind.name(),
             residency: self.options.device.residency.name(),
             slab_allocation: self.options.device.slabs.name(),
+        }
+    }
+}
+
+/// The accelerator that takes the dense weights; none where it computes the experts alone, which is said.
+fn accelerator_for<'a>(
+    plan: &Plan,
+    compute: &'a mut dyn ExpertCompute,
+    options: &EngineOptions,
+    telemetry: &Telemetry,
+) -> Option<&'a mut dyn Accelerator> {
+    let accelerator = compute.accelerator()?;
+    match Model::why_not_accelerated(plan) {
+        None => Some(accelerator),
+        Some(reason) => {
+            let device = options.device.kind;
+            telemetry.notice(&format!(
+                "--device {device} computes the experts, and the processor the rest: the device has no {reason}"
+            ));
+            None
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One timeline: ids computed so far, and generation from there.
 
-use metaltail_model::{CancelFlag, KvCache, ModelError, Row};
+use metaltail_model::{CancelFlag, KvCache, ModelError, Phase as RowPhase, Row};
 use serde::Serialize;
 
 use crate::engine::Engine;
@@ -62,7 +62,7 @@ pub struct Session<'e> {
 impl<'e> Session<'e> {
     /// An empty session.
     pub fn new(engine: &'e Engine) -> Self {
-        Session { engine, kv: KvCache::new(engine.plan()), ids: Vec::new() }
+        Session { engine, kv: KvCache::new(engine.plan()).with_most(engine.context()), ids: Vec::new() }
     }
 
     /// Ids whose rows are computed.
@@ -96,20 +96,20 @@ impl<'e> Session<'e> {
         }
         for chunk in ids.chunks(self.engine.prefill_chunk()) {
             let first = self.ids.len();
-            let hidden = self.step(chunk, cancel)?;
+            let hidden = self.step(chunk, RowPhase::Prompt, cancel)?;
             each(first, &hidden)?;
         }
         Ok(())
     }
 
     /// One step over consecutive ids.
-    fn step(&mut self, ids: &[u32], cancel: &CancelFlag) -> Result<Vec<f32>, EngineError> {
+    fn step(&mut self, ids: &[u32], phase: RowPhase, cancel: &CancelFlag) -> Result<Vec<f32>, EngineError> {
         let first = self.ids.len();
         let rows: Vec<Row> = ids
             .iter()
             .enumerate()
             // The context, and so every position, is below 2^28.
-            .map(|(i, &token)| Row { sequence: 0, position: (first + i) as u32, token })
+            .map(|(i, &token)| Row { sequence: 0, position: (first + i) as u32, token, phase })
             .collect();
         let hidden = self.engine.step(&rows, &mut [&mut self.kv], cancel)?;
         self.ids.extend_from_slice(ids);
@@ -193,7 +193,7 @@ impl<'e> Session<'e> {
                 if self.ids.len() == context {
                     return Err(EngineError::PromptTooLong { prompt: context + 1, context });
                 }
-                hidden = self.step(&[id], cancel)?;
+                hidden = self.step(&[id], RowPhase::Generation, cancel)?;
             }
             Ok(())
         });
@@ -223,7 +223,7 @@ impl<'e> Session<'e> {
             if ids.len() == limit || self.ids.len() == self.engine.context() {
                 break;
             }
-            hidden = match self.step(&[id], cancel) {
+            hidden = match self.step(&[id], RowPhase::Generation, cancel) {
                 Err(EngineError::Model(ModelError::Cancelled)) => {
                     return Ok(Generation { ids, finish: Finish::Cancelled });
                 }

@@ -12,7 +12,9 @@ use metaltail_engine::telemetry::{Figures, Telemetry};
 use metaltail_kernels::{
     Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, Kernels, Numerics, Pool,
 };
-use metaltail_model::{CancelFlag, Experts, Foresight, KvCache, LoadOptions, Model, Row, expert_places};
+use metaltail_model::{
+    CancelFlag, Experts, Foresight, KvCache, LoadOptions, Model, Phase, Row, expert_places,
+};
 use metaltail_store::{ExpertStore, StoreConfig};
 use synthetic::{Synthetic, random_ids};
 
@@ -48,14 +50,19 @@ fn run(synthetic: &Synthetic, staging: usize, foresight: fn() -> Foresight) -> (
     let telemetry = Arc::new(Telemetry::new(Vec::new()));
     let store = ExpertStore::open(checkpoint.files(), places.clone(), config, telemetry.clone()).unwrap();
     let pool = Arc::new(Pool::new(1));
-    let options =
-        LoadOptions { kernels: Kernels::best(), pool: pool.clone(), draft: false, progress: &|_| {} };
-    let model = Model::load(&checkpoint, synthetic.plan.clone(), &places, &options).unwrap();
+    let options = LoadOptions {
+        kernels: Kernels::best(),
+        pool: pool.clone(),
+        accelerator: None,
+        draft: false,
+        progress: &|_| {},
+    };
+    let model = Model::load(&checkpoint, synthetic.plan.clone(), &places, options).unwrap();
     let mut compute = Slow(CpuExperts::new(pool, Kernels::best(), Numerics::QuantizedActivations));
     let mut cache = KvCache::new(&synthetic.plan);
     let mut bits = Vec::new();
     for (position, token) in (0u32..).zip(random_ids(TOKENS, 256, 3)) {
-        let rows = [Row { sequence: 0, position, token }];
+        let rows = [Row { sequence: 0, position, token, phase: Phase::Prompt }];
         let mut experts =
             Experts { store: &store, compute: &mut compute, foresight: foresight(), top_p: None };
         let cancel = CancelFlag::new();

@@ -12,7 +12,7 @@ use metaltail_kernels::{
     Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, Kernels, Numerics, Pool,
 };
 use metaltail_model::{
-    CancelFlag, Experts, Foresight, KvCache, LoadOptions, Model, Row, Silent, expert_places,
+    CancelFlag, Experts, Foresight, KvCache, LoadOptions, Model, Phase, Row, Silent, expert_places,
 };
 use metaltail_store::{ExpertStore, StoreConfig};
 use synthetic::{Synthetic, random_ids};
@@ -85,12 +85,17 @@ fn experts_of_a_late_device_stay_in_place_until_it_is_waited_for() {
     let observer = Arc::new(metaltail_store::Silent);
     let store = ExpertStore::open(checkpoint.files(), places.clone(), config, observer).unwrap();
     let pool = Arc::new(Pool::new(1));
-    let options =
-        LoadOptions { kernels: Kernels::best(), pool: pool.clone(), draft: false, progress: &|_| {} };
-    let model = Model::load(&checkpoint, synthetic.plan.clone(), &places, &options).unwrap();
+    let options = LoadOptions {
+        kernels: Kernels::best(),
+        pool: pool.clone(),
+        accelerator: None,
+        draft: false,
+        progress: &|_| {},
+    };
+    let model = Model::load(&checkpoint, synthetic.plan.clone(), &places, options).unwrap();
     let ids = random_ids(40, 256, 3);
-    let rows: Vec<Row> =
-        (0u32..).zip(&ids).map(|(position, &token)| Row { sequence: 0, position, token }).collect();
+    let row = |(position, &token): (u32, &u32)| Row { sequence: 0, position, token, phase: Phase::Prompt };
+    let rows: Vec<Row> = (0u32..).zip(&ids).map(row).collect();
     let forward = |compute: &mut dyn ExpertCompute| {
         let mut cache = KvCache::new(&synthetic.plan);
         let mut experts = Experts { store: &store, compute, foresight: Foresight::off(), top_p: None };

@@ -16,7 +16,7 @@ use metaltail_container::convert::{ConvertOptions, convert};
 use metaltail_engine::{Engine, EngineOptions, Score, score};
 use metaltail_kernels::{CpuExperts, Kernels, Numerics, Pool, default_threads};
 use metaltail_model::{
-    CancelFlag, Experts, Foresight, KvCache, LoadOptions, Model, Plan, Row, expert_places,
+    CancelFlag, Experts, Foresight, KvCache, LoadOptions, Model, Phase, Plan, Row, expert_places,
 };
 use metaltail_store::{ExpertStore, StoreConfig};
 use serde_json::Value;
@@ -176,8 +176,9 @@ impl Drafting {
         let store = ExpertStore::open(checkpoint.files(), places.clone(), config, silent).unwrap();
         let pool = Arc::new(Pool::new(default_threads()));
         let kernels = Kernels::best();
-        let load = LoadOptions { kernels, pool: pool.clone(), draft: true, progress: &|_| {} };
-        let model = Model::load(&checkpoint, plan, &places, &load).unwrap();
+        let load =
+            LoadOptions { kernels, pool: pool.clone(), accelerator: None, draft: true, progress: &|_| {} };
+        let model = Model::load(&checkpoint, plan, &places, load).unwrap();
         assert!(model.has_draft());
         let compute = CpuExperts::new(pool, kernels, Numerics::Exact);
         Drafting { model, store, compute }
@@ -187,7 +188,9 @@ impl Drafting {
     /// position t is given hidden state t and token t + 1.
     fn hidden(&mut self, ids: &[u32], length: usize) -> (Vec<f32>, Vec<f32>) {
         let rows = |shift: usize| -> Vec<Row> {
-            (0..length).map(|t| Row { sequence: 0, position: t as u32, token: ids[t + shift] }).collect()
+            (0..length)
+                .map(|t| Row { sequence: 0, position: t as u32, token: ids[t + shift], phase: Phase::Prompt })
+                .collect()
         };
         let observer = &metaltail_model::Silent;
         let mut experts = Experts {
@@ -208,12 +211,13 @@ impl Drafting {
 }
 
 /// Most likely ids, and the mean NLL of `next`.
-fn judge(model: &Model, hidden: &[f32], next: &[u32]) -> (Vec<u32>, f64) {
+fn judge(drafting: &mut Drafting, hidden: &[f32], next: &[u32]) -> (Vec<u32>, f64) {
+    let Drafting { model, compute, .. } = drafting;
     let (width, vocab) = (model.plan().hidden, model.plan().vocab);
     let mut argmax = Vec::new();
     let mut nll = 0.0;
     for (hidden, &next) in hidden.chunks(width).zip(next) {
-        let logits = model.logits(hidden);
+        let logits = model.logits(hidden, compute).unwrap();
         assert_eq!(logits.len(), vocab);
         argmax.push(metaltail_engine::sampler::greedy(&logits));
         let max = logits.iter().copied().fold(f32::MIN, f32::max);
@@ -240,7 +244,7 @@ fn the_draft_layer_agrees() {
     assert_eq!(wanted.len(), 4);
     for (ids, wanted) in windows(&oracle).iter().zip(wanted) {
         let (main, draft) = drafting.hidden(ids, length);
-        let (argmax, nll) = judge(&drafting.model, &draft, &ids[2..]);
+        let (argmax, nll) = judge(&mut drafting, &draft, &ids[2..]);
         let wanted_argmax = common::ids(&wanted["draft_argmax"]);
         let equal = share_equal(&argmax, &wanted_argmax);
         assert!(equal >= 0.99, "argmax equal in {equal}");
@@ -251,7 +255,7 @@ fn the_draft_layer_agrees() {
         println!("draft: argmax equal in {equal:.4}, NLL differs by {difference:.6}");
         assert!(difference < 0.005, "NLL differs by {difference}");
         // How often the draft foretells the main model's own choice, as the oracle counted it.
-        let (own, _) = judge(&drafting.model, &main, &ids[1..]);
+        let (own, _) = judge(&mut drafting, &main, &ids[1..]);
         let agree = share_equal(&argmax[..length - 1], &own[1..]);
         assert!((agree - wanted["agree"].as_f64().unwrap()).abs() < 0.01, "{agree} foretold");
     }

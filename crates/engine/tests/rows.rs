@@ -8,7 +8,7 @@ use std::path::Path;
 
 use metaltail_container::synth::{Like, SynthFormat, SynthOptions};
 use metaltail_engine::{Engine, EngineOptions};
-use metaltail_model::{CancelFlag, KvCache, MlaForm, Row};
+use metaltail_model::{CancelFlag, KvCache, MlaForm, Phase, Row};
 use proptest::prelude::*;
 use synthetic::{Synthetic, random_ids, settings};
 
@@ -33,6 +33,7 @@ impl<'e> Sequences<'e> {
                 sequence,
                 position: (first + i) as u32,
                 token,
+                phase: Phase::Prompt,
             }));
         }
         let mut caches: Vec<&mut KvCache> = self.caches.iter_mut().collect();

@@ -99,7 +99,8 @@ fn evictions_register_and_unregister_nothing() {
 }
 
 /// Case T33: an accelerator that shares the machine's memory has no tier of its own. Its experts lie in the cache's
-/// slots, which are charged once, and what is declared is no more than those.
+/// slots, and its dense weights where the processor would have them: both are charged once, and what is declared is
+/// no more than that (chunks of weights have some room left).
 #[test]
 fn an_integrated_accelerator_is_charged_once() {
     let model = Synthetic::tiny();
@@ -114,11 +115,12 @@ fn an_integrated_accelerator_is_charged_once() {
     for slabs in [SlabAllocation::Arena, SlabAllocation::PerExpert] {
         let device = open(sim(ResidencyMode::Set, slabs));
         assert_eq!(device.budget(), cpu.budget());
-        let slots = ["cached", "in_flight", "staged", "pinned"];
+        let held = ["cached", "in_flight", "staged", "pinned", "dense"];
         let terms = device.budget().terms;
-        let charged: u64 = terms.iter().filter(|t| slots.contains(&t.name)).map(|t| t.bytes).sum();
+        let charged: u64 = terms.iter().filter(|t| held.contains(&t.name)).map(|t| t.bytes).sum();
         let declared = device.device_figures().unwrap().residency.bytes;
-        assert!(declared > 0 && declared <= charged, "{declared} bytes declared of {charged} charged");
+        let most = charged + charged / 4 + (1 << 20);
+        assert!(declared > 0 && declared <= most, "{declared} bytes declared of {charged} charged");
     }
 }
 

@@ -126,10 +126,10 @@ impl<D: ResidencyDriver> DeclaredArena<D> {
         self.remove(self.spans())
     }
 
-    /// What is declared otherwise than it should be: nothing after [`DeclaredArena::declare_new`], but for chunks
-    /// that are about to go.
-    pub fn difference(&self) -> Difference {
-        self.residency.ledger().difference(&self.spans())
+    /// What is declared otherwise than it should be, where `others` are declared beside the arena: nothing after
+    /// [`DeclaredArena::declare_new`], but for chunks that are about to go.
+    pub fn difference(&self, others: &[Span]) -> Difference {
+        self.residency.ledger().difference(&[&self.spans()[..], others].concat())
     }
 }
 

@@ -5,15 +5,19 @@ use std::fmt;
 use std::sync::Arc;
 
 use metaltail_kernels::{
-    Accelerator, Attend, Buffer, Combine, ComputeError, CpuExperts, ExpertCompute, ExpertRows, ExpertTask, Extent,
-    Footprint, HeldMatrix, Kernels, Numerics, Op, Pool, Rope, Route, Rows, Select, View, layer_norm, rms_norm,
+    Accelerator, Attend, Buffer, Combine, ComputeError, CpuExperts, ExpertCompute, ExpertRows, ExpertTask,
+    Extent, Footprint, HeldMatrix, Kernels, Numerics, Op, Pool, Rope, Route, Rows, Select, View, layer_norm,
+    rms_norm,
 };
 use metaltail_quant::MatrixRef;
-use metaltail_store::ArenaView;
 
 use super::driver::SimDriver;
-use crate::kernels::{self, Indexer, KernelDevice, KernelError, LatentAttention, Positions, Reference, Router};
-use crate::residency::{DeclaredArena, HeldWeights, Residency, ResidencyError, SlabAllocation, Span, Submission};
+use crate::kernels::{
+    self, Indexer, KernelDevice, KernelError, LatentAttention, Positions, Reference, Router,
+};
+use crate::residency::{
+    DeclaredArena, HeldWeights, Residency, ResidencyError, Span, Submission, WeightSpans,
+};
 
 /// [`Accelerator`] on a simulated device. Operations are computed when they are recorded, each as `model` computes it
 /// on the processor without quantised activations: the same bits. What would go wrong on a device is refused: memory
@@ -23,7 +27,7 @@ pub struct SimAccelerator {
     kernels: Kernels,
     experts: CpuExperts,
     weights: HeldWeights<SimDriver>,
-    arena: DeclaredArena<SimDriver>,
+    arena: Arc<DeclaredArena<SimDriver>>,
     residency: Arc<Residency<SimDriver>>,
     buffers: BTreeMap<Buffer, Vec<f32>>,
     next: u32,
@@ -63,21 +67,16 @@ fn spans(matrix: MatrixRef<'_>) -> impl Iterator<Item = Span> + '_ {
 }
 
 impl SimAccelerator {
-    /// A device behind `residency`, which reads experts from `arena` and computes with the threads of `pool`.
-    pub fn new(
-        residency: &Arc<Residency<SimDriver>>,
-        arena: ArenaView,
-        slabs: SlabAllocation,
-        kernels: Kernels,
-        pool: &Arc<Pool>,
-    ) -> SimAccelerator {
+    /// The device to which `arena` is declared, computing with the threads of `pool`.
+    pub fn new(arena: Arc<DeclaredArena<SimDriver>>, kernels: Kernels, pool: &Arc<Pool>) -> SimAccelerator {
+        let residency = Arc::clone(arena.residency());
         SimAccelerator {
             reference: Reference::with(kernels, Arc::clone(pool)),
             kernels,
             experts: CpuExperts::new(Arc::clone(pool), kernels, Numerics::Exact),
-            weights: HeldWeights::new(Arc::clone(residency)),
-            arena: DeclaredArena::new(Arc::clone(residency), arena, slabs),
-            residency: Arc::clone(residency),
+            weights: HeldWeights::new(Arc::clone(&residency)),
+            arena,
+            residency,
             buffers: BTreeMap::new(),
             next: 0,
             open: None,
@@ -88,7 +87,11 @@ impl SimAccelerator {
         }
     }
 
-    /// Whether all of it lies in memory: `Err` names what does not.
+    /// What is declared beside the arena.
+    pub fn weight_spans(&self) -> WeightSpans {
+        self.weights.spans()
+    }
+
     fn numbers(&self, buffer: Buffer) -> Option<usize> {
         self.buffers.get(&buffer).map(Vec::len)
     }
@@ -125,6 +128,9 @@ impl SimAccelerator {
 
     /// Tells the device that a kernel reads `weights` and touches `footprint`.
     fn dispatch(&mut self, weights: &[Span], footprint: Footprint) -> Result<(), ComputeError> {
+        if self.open.is_none() {
+            self.arena.declare_new().map_err(failed)?;
+        }
         let mut ledger = self.residency.ledger();
         if self.open.is_none() {
             self.open = Some(ledger.submit().map_err(failed)?);
@@ -206,7 +212,8 @@ impl SimAccelerator {
 
     fn rope(&mut self, rope: &Rope) -> Result<(), ComputeError> {
         let angles = rope.rows * (rope.dim / 2);
-        let (cosines, sines) = (self.at(rope.cosines, angles)?.to_vec(), self.at(rope.sines, angles)?.to_vec());
+        let (cosines, sines) =
+            (self.at(rope.cosines, angles)?.to_vec(), self.at(rope.sines, angles)?.to_vec());
         let mut x = self.at(rope.x, rope.rows * rope.heads * rope.head)?.to_vec();
         let Rope { heads, head, offset, dim, interleaved, .. } = *rope;
         let rotation =
@@ -228,7 +235,8 @@ impl SimAccelerator {
     }
 
     fn select(&mut self, select: &Select) -> Result<(), ComputeError> {
-        let (rows, Select { heads, dim, top_k, .. }) = (select.counts.len(), *select);
+        let Select { heads, dim, top_k, .. } = *select;
+        let rows = select.counts.len();
         let counts: Vec<usize> = select.counts.iter().map(|count| *count as usize).collect();
         let chosen = {
             let keys = self.at(select.keys, select.span() * dim)?.to_vec();
@@ -370,8 +378,12 @@ impl Accelerator for SimAccelerator {
         rows.check(tasks)?;
         let footprint = rows.footprint()?;
         footprint.within(|buffer| self.numbers(buffer))?;
-        // What the arena gained since is declared with this submission, or the one that is being recorded.
+        let known = self.residency.stats().registered;
         self.arena.declare_new().map_err(failed)?;
+        if self.residency.stats().registered > known {
+            // What is new is resident from the next submission on.
+            self.submit()?;
+        }
         let weights = tasks.iter().flat_map(|task| {
             [task.weights.gate, task.weights.up, task.weights.down].into_iter().flat_map(spans)
         });
@@ -400,8 +412,10 @@ impl Accelerator for SimAccelerator {
 }
 
 impl Drop for SimAccelerator {
-    /// Memory is about to go: whoever declared it forgets it first, and nothing may be in flight then.
+    /// The arena's memory is about to go: the device forgets it first.
     fn drop(&mut self) {
         let _ = self.end();
+        // Where it cannot, whoever drops the arena keeps the memory.
+        let _ = self.arena.forget();
     }
 }

@@ -353,6 +353,23 @@ impl Footprint {
 }
 
 impl Op {
+    /// Name for messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Product { .. } => "a product",
+            Op::Add { .. } => "a sum",
+            Op::Copy { .. } => "a copy",
+            Op::RmsNorm { .. } => "an RMS norm",
+            Op::LayerNorm { .. } => "a layer norm",
+            Op::Rope(_) => "a rotation",
+            Op::SwiGlu { .. } => "a gate",
+            Op::Route(_) => "a choice of experts",
+            Op::Select(_) => "a choice of positions",
+            Op::Attend(_) => "an attention",
+            Op::Combine(_) => "a sum of experts",
+        }
+    }
+
     /// What it touches.
     ///
     /// # Errors
@@ -406,7 +423,7 @@ impl Op {
         footprint.within(numbers)?;
         for write in footprint.written() {
             if let Some(read) = footprint.reads.iter().find(|read| read.overlaps(*write)) {
-                return Err(misfit(format!("an operation reads {read:?} and writes {write:?}")));
+                return Err(misfit(format!("{} reads {read:?} and writes {write:?}", self.name())));
             }
         }
         Ok(footprint)
@@ -441,11 +458,8 @@ impl Rope {
         }
         let x = self.x.extent(product([self.rows, self.heads, self.head])?)?;
         let angles = product([self.rows, self.dim / 2])?;
-        Ok(Footprint {
-            reads: vec![x, self.cosines.extent(angles)?, self.sines.extent(angles)?],
-            writes: vec![x],
-            ..Footprint::default()
-        })
+        let reads = vec![self.cosines.extent(angles)?, self.sines.extent(angles)?];
+        Ok(Footprint { reads, changes: vec![x], ..Footprint::default() })
     }
 }
 
@@ -592,6 +606,27 @@ mod tests {
         assert!(copy(A.rows(9), B.rows(10)).check(sizes).is_err(), "rows that overlap");
         assert!(add(A.view(), A.view().plus(50), 50).check(sizes).is_ok(), "halves of one buffer");
         assert!(add(A.view(), A.view().plus(49), 50).check(sizes).is_err());
+    }
+
+    #[test]
+    fn a_rotation_changes_its_heads_and_reads_its_angles() {
+        let (cosines, sines) = (B.view(), B.view().plus(10));
+        let rope = Rope {
+            x: A.view(),
+            rows: 2,
+            heads: 5,
+            head: 10,
+            offset: 2,
+            dim: 8,
+            interleaved: true,
+            cosines,
+            sines,
+        };
+        let footprint = Op::Rope(rope).check(sizes).unwrap();
+        assert_eq!(footprint.changes, [A.view().extent(100).unwrap()]);
+        assert_eq!(footprint.reads, [cosines.extent(8).unwrap(), sines.extent(8).unwrap()]);
+        assert!(Op::Rope(Rope { offset: 3, ..rope }).check(sizes).is_err(), "behind the head");
+        assert!(Op::Rope(Rope { cosines: A.view(), ..rope }).check(sizes).is_err(), "angles among the heads");
     }
 
     #[test]
