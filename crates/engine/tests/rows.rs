@@ -1,6 +1,8 @@
 //! A row has the same bits however many rows, of however many sequences, share its step.
 
 mod common;
+#[path = "common/sequences.rs"]
+mod sequences;
 #[path = "common/synthetic.rs"]
 mod synthetic;
 
@@ -8,49 +10,10 @@ use std::path::Path;
 
 use metaltail_container::synth::{Like, SynthFormat, SynthOptions};
 use metaltail_engine::{Engine, EngineOptions};
-use metaltail_model::{CancelFlag, KvCache, MlaForm, Phase, Row};
+use metaltail_model::MlaForm;
 use proptest::prelude::*;
+use sequences::Sequences;
 use synthetic::{Synthetic, random_ids, settings};
-
-/// Sequences on one engine, each with its cache and what was fed to it so far.
-struct Sequences<'e> {
-    engine: &'e Engine,
-    caches: Vec<KvCache>,
-}
-
-impl<'e> Sequences<'e> {
-    fn new(engine: &'e Engine, count: usize) -> Self {
-        let caches = (0..count).map(|_| KvCache::new(engine.plan())).collect();
-        Sequences { engine, caches }
-    }
-
-    /// One step over the next ids of some sequences; bits of the hidden states of each of them.
-    fn step(&mut self, pieces: &[(usize, &[u32])]) -> Vec<Vec<u32>> {
-        let mut rows = Vec::new();
-        for &(sequence, ids) in pieces {
-            let first = self.caches[sequence].len();
-            rows.extend(ids.iter().enumerate().map(|(i, &token)| Row {
-                sequence,
-                position: (first + i) as u32,
-                token,
-                phase: Phase::Prompt,
-            }));
-        }
-        let mut caches: Vec<&mut KvCache> = self.caches.iter_mut().collect();
-        let hidden = self.engine.step(&rows, &mut caches, &CancelFlag::new()).unwrap();
-        let bits: Vec<u32> = hidden.iter().map(|x| x.to_bits()).collect();
-        let mut rest = &bits[..];
-        let width = self.engine.plan().hidden;
-        pieces
-            .iter()
-            .map(|(_, ids)| {
-                let (own, others) = rest.split_at(ids.len() * width);
-                rest = others;
-                own.to_vec()
-            })
-            .collect()
-    }
-}
 
 /// Bits of one sequence computed alone, a row a step.
 fn alone(engine: &Engine, ids: &[u32]) -> Vec<u32> {
@@ -190,7 +153,7 @@ proptest! {
             let pieces: Vec<(usize, &[u32])> = step
                 .iter()
                 .map(|(&s, &n)| {
-                    let at = sequences.caches[s].len();
+                    let at = sequences.len(s);
                     (s, &texts[s][at..at + n])
                 })
                 .collect();
