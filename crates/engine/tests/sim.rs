@@ -185,7 +185,87 @@ fn a_device_gives_memory_up_when_it_is_short_and_asks_for_it_again() {
     assert_eq!(found, wanted);
     let residency = engine.device_figures().unwrap().residency;
     assert!(residency.given_up > 0 && residency.rebuilt > 0, "{residency:?}");
+    assert!(residency.unregistered > 0 && engine.device_difference().unwrap().is_empty(), "{residency:?}");
     assert_eq!(std::hint::black_box(&ballast)[299 << 20], 1);
+}
+
+/// What a pass leaves behind: the ledger knows exactly the chunks that there are.
+fn pass(engine: &Engine) -> Vec<u32> {
+    let ids = common::greedy(engine, &random_ids(PROMPT, 256, 4), TOKENS);
+    let difference = engine.device_difference().unwrap();
+    assert!(difference.is_empty(), "{difference:?}");
+    engine.store().audit().unwrap();
+    ids
+}
+
+/// Points 4 and 7 of the design: a chunk is removed before its memory goes, and declared when it comes back.
+#[test]
+fn a_cache_shrinks_by_chunks_that_were_removed_first_and_grows_again() {
+    let model = Synthetic::tiny();
+    for residency in [ResidencyMode::Set, ResidencyMode::Walk] {
+        for slabs in [SlabAllocation::Arena, SlabAllocation::PerExpert] {
+            for cap in [None, Some(6)] {
+                let options = EngineOptions {
+                    device: sim(residency, slabs),
+                    cap,
+                    cap_growth: Some(false),
+                    prefetch: Some(cap.is_none()),
+                    ..settings()
+                };
+                let engine = model.open(&options);
+                let wanted = pass(&engine);
+                let figures = || engine.device_figures().unwrap().residency;
+                let (before, slots) = (figures(), engine.store().cached_slots());
+                assert_eq!(before.unregistered, 0);
+                // A byte too many costs a chunk, a limit of nothing all but what loads need.
+                for over in [1, u64::MAX] {
+                    let unregistered = figures().unregistered;
+                    assert!(engine.store().enforce(0, over) > 0);
+                    assert!(figures().unregistered > unregistered && figures().bytes < before.bytes);
+                    assert!(engine.device_difference().unwrap().is_empty());
+                    assert_eq!(pass(&engine), wanted, "{residency:?} {slabs:?} {cap:?}");
+                }
+                assert!(engine.store().cached_slots() < slots);
+                while engine.store().grow(u64::MAX).unwrap() > 0 {}
+                assert_eq!(pass(&engine), wanted, "{residency:?} {slabs:?} {cap:?}");
+                assert!(engine.store().cached_slots() >= slots && figures().bytes >= before.bytes);
+            }
+        }
+    }
+}
+
+/// Somebody else resizes the cache while a pass is under way.
+#[test]
+fn ids_stay_the_same_while_chunks_come_and_go() {
+    let model = Synthetic::tiny();
+    for residency in [ResidencyMode::Set, ResidencyMode::Walk] {
+        let options = EngineOptions {
+            device: sim(residency, SlabAllocation::Arena),
+            cap: Some(6),
+            cap_growth: Some(false),
+            ..settings()
+        };
+        let engine = model.open(&options);
+        let wanted = pass(&engine);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    engine.store().enforce(0, 1);
+                    engine.store().grow(u64::MAX).unwrap();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            for _ in 0..8 {
+                let found = common::greedy(&engine, &random_ids(PROMPT, 256, 4), TOKENS);
+                assert_eq!(found, wanted);
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert_eq!(pass(&engine), wanted);
+        let residency = engine.device_figures().unwrap().residency;
+        assert!(residency.unregistered > 0 && residency.registered > residency.unregistered, "{residency:?}");
+    }
 }
 
 /// Point 8 of the design: between passes the engine keeps sets alive, and stops when nobody comes back.

@@ -1,10 +1,13 @@
 //! Memory of the process itself: mappings and pages. Alone in its process, and one test, so that no other disturbs it.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use metaltail_container::Extent;
 use metaltail_store::testing::{MemoryFiles, Recorder, place};
-use metaltail_store::{ExpertStore, LayerExperts, Machine, StoreConfig, StoreEvent};
+use metaltail_store::{
+    ArenaChunk, ChunkListener, ExpertStore, LayerExperts, Machine, StoreConfig, StoreEvent,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -67,6 +70,38 @@ fn pages_are_given_back_and_caps_stay_lowered() {
     fill(&store, 4, 16);
 }
 
+/// Knows the memory, and lets go of it.
+struct Device;
+
+impl ChunkListener for Device {
+    fn leaving(&self, _: ArenaChunk) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+fn a_chunk_that_goes_takes_its_memory_along_and_nothing_else() {
+    let (store, _) = store(4, 16, MIB, 16);
+    store.set_chunk_listener(Arc::new(Device));
+    fill(&store, 4, 16);
+    let (full, mappings) = (Machine::own_anon_now().unwrap(), maps());
+    let given = store.enforce(full - 6 * MIB, full);
+    assert!((6 * MIB..17 * MIB).contains(&given), "{given} bytes given back");
+    let after = Machine::own_anon_now().unwrap();
+    assert!(
+        full - after >= given - MIB / 2 && full - after <= given + MIB,
+        "{full}, then {after}; said {given}"
+    );
+    assert_eq!(maps(), mappings, "its addresses stay");
+    fill(&store, 4, 16);
+    let refilled = Machine::own_anon_now().unwrap();
+    // Two slots for loads had not been used before.
+    assert!(refilled < after + 3 * MIB, "{full} full, {given} given, {after} after, {refilled} refilled");
+    while store.grow(64 * MIB).unwrap() > 0 {}
+    fill(&store, 4, 16);
+    let again = Machine::own_anon_now().unwrap();
+    assert!(again.abs_diff(full) < 3 * MIB, "{full}, then {again}");
+}
+
 fn a_cache_that_holds_everything_grows_by_nothing() {
     for (cap, room) in [(16, 64 * MIB), (4, 0), (4, MIB)] {
         let (store, _) = store(4, 16, MIB, cap);
@@ -101,6 +136,7 @@ fn few_mappings_and_pages_given_back() {
     }
     many_slots_are_few_mappings();
     pages_are_given_back_and_caps_stay_lowered();
+    a_chunk_that_goes_takes_its_memory_along_and_nothing_else();
     a_cache_that_holds_everything_grows_by_nothing();
     file_pages_are_not_counted();
 }
