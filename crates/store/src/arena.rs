@@ -5,6 +5,7 @@
 //! whatever the slot table believes; the table only decides which slot to ask for.
 
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
@@ -14,6 +15,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use crate::error::StoreError;
 
 mod chunks;
+mod locks;
 mod pages;
 
 pub(crate) use chunks::ChunkSlots;
@@ -41,6 +43,8 @@ struct Chunk {
     slot_bytes: usize,
     /// The word of each slot.
     states: Vec<AtomicU64>,
+    /// Whether each slot's pages are locked. Changed by who has the slot.
+    locked: Vec<AtomicBool>,
     /// One of `IN_USE`, `WITHDRAWN` and `AWAY`.
     place: AtomicU64,
 }
@@ -55,6 +59,7 @@ pub(crate) struct Arena {
     used: AtomicUsize,
     /// Counts chunks that came, went and came back.
     changes: AtomicU64,
+    locks: locks::Locks,
     /// Bytes of all slots at the beginning, from which the size of chunks follows.
     total: u64,
 }
@@ -73,7 +78,13 @@ impl Arena {
         });
         let total = total.ok_or_else(|| StoreError::Config("expert slots exceed 2^64 bytes".into()))?;
         let chunks = std::iter::repeat_with(OnceLock::new).take(MOST_CHUNKS).collect();
-        let arena = Arena { chunks, used: AtomicUsize::new(0), changes: AtomicU64::new(0), total };
+        let arena = Arena {
+            chunks,
+            used: AtomicUsize::new(0),
+            changes: AtomicU64::new(0),
+            locks: locks::Locks::default(),
+            total,
+        };
         for &(slot_bytes, count) in classes {
             if slot_bytes == 0 || !(slot_bytes as u64).is_multiple_of(PAGE) {
                 return Err(StoreError::Internal(format!("a slot of {slot_bytes} bytes is not whole pages")));
@@ -121,6 +132,7 @@ impl Arena {
             map: MmapRaw::from(map),
             slot_bytes,
             states,
+            locked: std::iter::repeat_with(|| AtomicBool::new(false)).take(slots).collect(),
             place: AtomicU64::new(chunks::IN_USE),
         };
         place.set(chunk).map_err(|_| StoreError::Internal("two callers add slots at a time".into()))?;
@@ -195,6 +207,7 @@ impl SlotWrite {
     /// Gives the slot's pages back to the system; they read as zeros then. Returns their bytes: less than the slot's
     /// where the system's pages are larger than 4 KiB.
     pub(crate) fn give_back(self) -> std::io::Result<u64> {
+        self.unlock()?;
         let (base, len) = self.arena.place(self.slot);
         // SAFETY: the range is one slot of a private anonymous mapping, to which `self` has exclusive
         // access; dropping its pages turns it into zeros, which is a valid value of bytes.

@@ -64,6 +64,9 @@ pub struct StoreConfig {
     /// Whether an expert's checksum, where the container has one, is verified: at its first load, and at every
     /// one where several drives have it.
     pub checksums: bool,
+    /// Whether slots are locked in memory when they are filled, so that the system neither swaps them out nor
+    /// compresses them; as far as it allows, with a notice where it does not.
+    pub mlock: bool,
     /// Longest wait for an expert before the fetch reports a stall.
     pub patience: Duration,
 }
@@ -97,6 +100,7 @@ impl Default for StoreConfig {
             staging: 0,
             pinned: Vec::new(),
             checksums: true,
+            mlock: false,
             patience: Duration::from_secs(60),
         }
     }
@@ -214,6 +218,9 @@ impl ExpertStore {
             classes.push((usize::try_from(bytes).map_err(|_| too_many(&limits))?, count));
         }
         let arena = Arc::new(Arena::new(&classes)?);
+        if config.mlock {
+            arena.lock_what_is_filled();
+        }
         let shape = PolicyShape {
             scopes: limits.scopes(&geometry),
             slots: total,
@@ -316,6 +323,11 @@ impl ExpertStore {
         let bytes = |place: &ExpertPlace| place.runs.iter().map(|run| run.len).sum();
         let largest = |layer: &LayerExperts| layer.experts.iter().map(bytes).max().unwrap_or(0);
         self.shared.layers.iter().map(|layer| (layer.layer, largest(layer))).collect()
+    }
+
+    /// Bytes of slots that are locked in memory; see [`StoreConfig::mlock`].
+    pub fn locked_bytes(&self) -> u64 {
+        self.shared.arena.locked_bytes()
     }
 
     /// Memory mappings that hold all slots.

@@ -5,11 +5,14 @@
 //! prints the schedule that failed. A wait never times out there, so that patience hides nothing.
 #![cfg(shuttle)]
 
+use std::error::Error;
 use std::sync::Arc;
 
 use metaltail_container::Extent;
 use metaltail_store::testing::{Fault, Faulty, MemoryFiles, place};
-use metaltail_store::{ExpertStore, LayerExperts, PolicyKind, Silent, StoreConfig, StoreError};
+use metaltail_store::{
+    ArenaChunk, ChunkListener, ExpertStore, LayerExperts, PolicyKind, Silent, StoreConfig, StoreError,
+};
 use shuttle::thread;
 
 const EXPERTS: u32 = 5;
@@ -45,8 +48,30 @@ fn config() -> StoreConfig {
 }
 
 fn store(hook: impl Fn(u32, u64, usize) -> Fault + Send + Sync + 'static) -> Arc<ExpertStore> {
+    store_of(config(), hook)
+}
+
+fn store_of(
+    config: StoreConfig,
+    hook: impl Fn(u32, u64, usize) -> Fault + Send + Sync + 'static,
+) -> Arc<ExpertStore> {
     let reader = Box::new(Faulty::new(files(), hook));
-    Arc::new(ExpertStore::with_reader(reader, layers(), config(), Arc::new(Silent)).unwrap())
+    Arc::new(ExpertStore::with_reader(reader, layers(), config, Arc::new(Silent)).unwrap())
+}
+
+/// Knows chunks by address, and lets go of them unless told otherwise; others go on meanwhile.
+struct Device {
+    refuses: bool,
+}
+
+impl ChunkListener for Device {
+    fn leaving(&self, _: ArenaChunk) -> Result<(), Box<dyn Error + Send + Sync>> {
+        thread::yield_now();
+        match self.refuses {
+            true => Err("told to".into()),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Fetches and checks every byte; how many experts failed.
@@ -145,4 +170,29 @@ fn a_dropped_fetch_and_a_shrinking_cache_leave_a_working_store() {
         fetch(&store, 0, &[0, 1, 2, 3, 4]);
         store
     });
+}
+
+/// Slots for all experts and loads, in three chunks, of which one leaves and comes back, or is refused, under fetches.
+#[test]
+fn a_chunk_leaves_and_comes_back_under_fetches() {
+    for refuses in [false, true] {
+        check(move || {
+            let config = StoreConfig { cap: 5, in_flight: 4, staging: 2, ..config() };
+            let store = store_of(config, |_, _, _| Fault::None);
+            store.set_chunk_listener(Arc::new(Device { refuses }));
+            let other = Arc::clone(&store);
+            let one = thread::spawn(move || {
+                fetch(&other, 0, &[0, 1, 2]);
+                other.enforce(0, 1);
+                other.grow(1 << 20).unwrap();
+            });
+            fetch(&store, 0, &[2, 3]);
+            store.expect(1, &[2]).unwrap();
+            fetch(&store, 1, &[0, 1, 4]);
+            one.join().unwrap();
+            store.enforce(0, 1);
+            fetch(&store, 0, &[0, 1, 2, 3, 4]);
+            store
+        });
+    }
 }

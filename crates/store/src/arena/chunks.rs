@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Arena, Chunk, GENERATION, GENERATION_ONE, READERS, WRITING, pages};
 use crate::sync::Ordering;
@@ -153,6 +154,14 @@ impl Withdrawn {
     /// until [`Arena::bring_back`]; after an error it is in use as before.
     pub(crate) fn give_back(self) -> io::Result<()> {
         let chunk = self.chunk();
+        if chunk.locked.iter().any(|locked| locked.load(Relaxed)) {
+            // SAFETY: a whole mapping that the arena keeps; no byte of it changes.
+            unsafe { pages::unlock(chunk.map.as_mut_ptr(), chunk.map.len())? };
+            let base = |index: usize| chunk.map.as_mut_ptr().wrapping_add(index * chunk.slot_bytes);
+            let were = chunk.locked.iter().enumerate().filter(|(_, locked)| locked.swap(false, Relaxed));
+            let bytes = were.map(|(index, _)| pages::bytes(base(index), chunk.slot_bytes)).sum();
+            self.arena.unlocked(bytes);
+        }
         // SAFETY: a whole private anonymous mapping, of which `self` has every slot's WRITING bit; dropping its
         // pages turns it into zeros, which is a valid value of bytes.
         unsafe { pages::give_back(chunk.map.as_mut_ptr(), chunk.map.len())? };

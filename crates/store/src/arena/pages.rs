@@ -1,4 +1,4 @@
-//! Giving memory back to the system while its addresses stay.
+//! Giving memory back to the system while its addresses stay, and keeping it from being swapped out.
 
 use std::ffi::c_void;
 use std::io;
@@ -22,6 +22,56 @@ pub(super) unsafe fn give_back(base: *mut u8, len: usize) -> io::Result<u64> {
     }
     // SAFETY: the pages lie in the range that the caller vouches for.
     unsafe { drop_pages(base.with_addr(pages.start).cast(), pages.len())? };
+    Ok(pages.len() as u64)
+}
+
+/// Bytes of the whole pages of the system in a range.
+pub(super) fn bytes(base: *mut u8, len: usize) -> u64 {
+    whole(base.addr(), len, rustix::param::page_size()).len() as u64
+}
+
+/// Locks the whole pages within `len` bytes from `base` on; on Linux those that do not exist yet when they come
+/// into being. Returns their bytes.
+///
+/// # Safety
+/// The range lies in memory of this process that is mapped.
+pub(super) unsafe fn lock(base: *mut u8, len: usize) -> io::Result<u64> {
+    let pages = whole(base.addr(), len, rustix::param::page_size());
+    if !pages.is_empty() {
+        // SAFETY: the caller vouches for the range.
+        unsafe { lock_pages(base.with_addr(pages.start).cast(), pages.len())? };
+    }
+    Ok(pages.len() as u64)
+}
+
+#[cfg(target_os = "linux")]
+unsafe fn lock_pages(start: *mut c_void, len: usize) -> io::Result<()> {
+    // SAFETY: the caller vouches for the range.
+    unsafe { rustix::mm::mlock_with(start, len, rustix::mm::MlockFlags::ONFAULT)? };
+    Ok(())
+}
+
+/// Elsewhere all pages of the range are brought into being: it has been filled, but for the rest of its last ones.
+#[cfg(any(not(target_os = "linux"), test))]
+unsafe fn lock_now(start: *mut c_void, len: usize) -> io::Result<()> {
+    // SAFETY: the caller vouches for the range.
+    unsafe { rustix::mm::mlock(start, len)? };
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+use lock_now as lock_pages;
+
+/// Unlocks the whole pages within `len` bytes from `base` on. Returns their bytes.
+///
+/// # Safety
+/// As [`lock`].
+pub(super) unsafe fn unlock(base: *mut u8, len: usize) -> io::Result<u64> {
+    let pages = whole(base.addr(), len, rustix::param::page_size());
+    if !pages.is_empty() {
+        // SAFETY: the caller vouches for the range.
+        unsafe { rustix::mm::munlock(base.with_addr(pages.start).cast(), pages.len())? };
+    }
     Ok(pages.len() as u64)
 }
 
@@ -59,6 +109,21 @@ mod tests {
         assert!(whole(0x5000, 0x2000, 0x4000).is_empty(), "a slot within a page");
         assert!(whole(0x5000, 0x4000, 0x4000).is_empty(), "a slot across a border of two");
         assert!(whole(usize::MAX - 10, 100, 0x4000).is_empty());
+    }
+
+    #[test]
+    fn a_range_that_is_locked_as_it_is_elsewhere_can_be_unlocked_and_given_back() {
+        let page = rustix::param::page_size();
+        let mut map = MmapOptions::new().len(2 * page).map_anon().unwrap();
+        map.fill(7);
+        let start = map.as_mut_ptr();
+        // SAFETY: a private mapping that this test alone uses.
+        unsafe {
+            lock_now(start.cast(), 2 * page).unwrap();
+            assert_eq!(unlock(start, 2 * page).unwrap(), 2 * page as u64);
+            assert_eq!(give_back(start, 2 * page).unwrap(), 2 * page as u64);
+        }
+        assert!(map.iter().all(|&byte| byte == 0));
     }
 
     #[test]

@@ -206,7 +206,11 @@ impl Work {
             Some(StoreError::Cancelled { .. }) if rank != LoadRank::Demand => Ended::Stopped,
             Some(e) => Ended::Failed(e),
             None => match mend::verify(&self.shared, load.job.id, &mut slot, sources) {
-                Ok(()) => Ended::Loaded { generation: slot.generation(), bytes },
+                Ok(()) => {
+                    slot.keep_in_memory();
+                    self.shared.tell_refused_lock();
+                    Ended::Loaded { generation: slot.generation(), bytes }
+                }
                 Err(e) => Ended::Failed(e),
             },
         }

@@ -114,6 +114,16 @@ impl Shared {
         self.observer.on(event);
     }
 
+    /// Says so, once, where the system refuses to lock slots in memory.
+    pub(crate) fn tell_refused_lock(&self) {
+        let Some(error) = self.arena.take_refused_lock() else { return };
+        let (done, limit) = (self.arena.locked_bytes(), lock_limit());
+        self.emit(&StoreEvent::Notice(format!(
+            "{} of the expert cache are locked in memory and no more can be ({error}): raise the limit of locked memory (ulimit -l{limit}) to what the cache takes, or leave --mlock off",
+            mib(done),
+        )));
+    }
+
     pub(crate) fn place(&self, id: ExpertId) -> &ExpertPlace {
         &self.layers[id.layer as usize].experts[id.expert as usize]
     }
@@ -197,4 +207,14 @@ impl Shared {
     pub(crate) fn distrust(&self) {
         self.lock().verified.iter_mut().for_each(|layer| layer.fill(false));
     }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+/// The process's limit of locked memory, for a message.
+fn lock_limit() -> String {
+    use rustix::process::{Resource, getrlimit};
+    getrlimit(Resource::Memlock).current.map_or(String::new(), |bytes| format!(", now {}", mib(bytes)))
 }
