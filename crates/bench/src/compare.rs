@@ -27,10 +27,11 @@ const CACHE: [&str; 2] = ["cap", "policy"];
 
 /// A setting, the value with which it shows, and the counter that cannot be zero then. `None` stands
 /// for every value but off, auto, none and all of it.
-const ENGAGED: [(&str, Option<&str>, &str); 13] = [
+const ENGAGED: [(&str, Option<&str>, &str); 14] = [
     ("direct", Some("on"), "/io/total_reads"),
     ("io", None, "/io/total_reads"),
     ("checksums", Some("on"), "/experts/verified"),
+    ("mlock", Some("on"), "/memory/locked_bytes"),
     ("prefetch", Some("on"), "/io/prefetch/issued_bytes"),
     ("cap_growth", Some("on"), "/experts/grown_bytes"),
     ("expert_top_p", None, "/experts/dropped"),
@@ -144,7 +145,7 @@ fn usual(key: &str) -> Option<Value> {
         "device" => "cpu".into(),
         "residency" => "set".into(),
         "slab_allocation" => "arena".into(),
-        "draft" => "off".into(),
+        "draft" | "mlock" => "off".into(),
         "chunk_size" => Value::Null,
         _ => return None,
     })

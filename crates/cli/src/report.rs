@@ -142,7 +142,7 @@ impl Report<'_> {
                 "prefetch": self.prefetch(),
             },
             "device": device::device(self.engine, total.lookups),
-            "residency": device::residency(self.engine),
+            "residency": device::residency(self.engine, figures.chunks_kept),
             "draft": {"kind": "off", "proposed": null, "accepted": null},
             "memory": self.memory(),
             "pins": crate::pins::to_json(self.engine.pins()),
@@ -189,6 +189,7 @@ impl Report<'_> {
             "source": budget.source.to_string(),
             "terms": terms,
             "peak_anonymous": (peak > 0).then_some(peak),
+            "locked_bytes": self.engine.store().locked_bytes(),
         })
     }
 
@@ -320,11 +321,15 @@ impl Report<'_> {
             0 => String::new(),
             given => format!("; {} of experts given back, memory was short", bytes(given)),
         };
+        let locked = match self.engine.resolved().mlock.as_str() {
+            "on" => format!("; {} of experts locked", bytes(self.engine.store().locked_bytes())),
+            _ => String::new(),
+        };
         push(
             out,
             "memory",
             &format!(
-                "budget {} ({}): {}; peak {} anonymous{given_back}",
+                "budget {} ({}): {}; peak {} anonymous{locked}{given_back}",
                 bytes(budget.limit),
                 budget.source,
                 terms.join(" + "),

@@ -259,6 +259,7 @@ pub fn engine_options(settings: &Settings) -> EngineOptions {
         device: device(settings),
         chunk_bytes: settings.chunk_size,
         checksums: settings.checksums,
+        mlock: settings.mlock,
         prefill_chunk: settings.prefill_chunk,
         context: settings.context,
         threads: settings.threads,

@@ -53,6 +53,26 @@ fn people_read_what_residency_cost() {
 }
 
 #[test]
+fn experts_are_locked_in_memory_where_that_is_asked_for() {
+    let dir = tiny("slab");
+    std::fs::write(dir.path().join("ids.json"), r#"{"ids": [1, 2, 3]}"#).unwrap();
+    let line = "run --model model --ids ids.json --max-tokens 4 --ram 256M --usage off";
+    let json = |more: &str| run(dir.path(), &format!("{line} --json {more}")).expect(0).json();
+    let (off, on) = (json(""), json("--mlock on"));
+    assert_eq!(on["ids"], off["ids"]);
+    let locked = |answer: &serde_json::Value| answer["stats"]["memory"]["locked_bytes"].as_u64().unwrap();
+    let slots = |answer: &serde_json::Value| answer["stats"]["experts"]["misses"].as_u64().unwrap();
+    // The tiny model's experts have a page at least: what was read lies in locked slots.
+    assert!(locked(&off) == 0 && locked(&on) >= slots(&on) * 4096, "{on}");
+    assert_eq!(
+        (&off["stats"]["config"]["mlock"], &on["stats"]["config"]["mlock"]),
+        (&"off".into(), &"on".into())
+    );
+    let block = run(dir.path(), &format!("{line} --mlock on")).expect(0).stderr;
+    assert!(block.contains(" of experts locked"), "{block}");
+}
+
+#[test]
 fn settings_of_a_device_are_noted_on_the_processor() {
     let dir = tiny("slab");
     std::fs::write(dir.path().join("ids.json"), r#"{"ids": [1, 2, 3]}"#).unwrap();

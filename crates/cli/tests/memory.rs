@@ -157,8 +157,9 @@ fn neighbours_in_the_group_may_take_memory_while_it_runs() {
     let dir = fat();
     let line =
         "run --json --model model --ids ids.json --temperature 1 --seed 3 --max-tokens 300 --context 1024";
-    // An explicit budget is the user's word, as long as there is so much.
-    for more in ["", "--ram 600M"] {
+    // An explicit budget is the user's word, as long as there is so much. What is locked must not stay, and what an
+    // accelerator knows must leave it first.
+    for more in ["", "--ram 600M --mlock on", "--device sim"] {
         // tail keeps all that it is given: 100 MB a second, 350 MB in all, for as long as its input lasts.
         let hog = "(for i in $(seq 35); do head -c 10000000 /dev/zero; sleep 0.1; done; cat) | tail -c 400000000 | wc -c";
         let mut hog = group.command(hog);
@@ -171,8 +172,17 @@ fn neighbours_in_the_group_may_take_memory_while_it_runs() {
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         let notices = answer["stats"]["notices"].to_string();
         assert!(notices.contains("memory is short"), "{notices}");
-        let alone = program::run(dir.path(), &format!("{line} --cap 8")).expect(0).json();
-        assert_eq!(answer["ids"], alone["ids"]);
+        assert_eq!(count(&answer["stats"], "/memory/locked_bytes") > 0, more.contains("--mlock"), "{more}");
+        let exact = if more == "--device sim" {
+            let residency = &answer["stats"]["residency"];
+            assert!(count(residency, "/unregistered") > 0, "{residency}");
+            assert_eq!(count(residency, "/unregister_refused"), 0, "{residency}");
+            "--exact"
+        } else {
+            ""
+        };
+        let alone = program::run(dir.path(), &format!("{line} --cap 8 {exact}")).expect(0).json();
+        assert_eq!(answer["ids"], alone["ids"], "{more}");
     }
 }
 

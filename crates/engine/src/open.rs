@@ -199,6 +199,7 @@ impl Settings<'_> {
             direct: on_off(store.io_mode().direct),
             io: store.io_mode().carrier(),
             checksums: on_off(self.config.checksums),
+            mlock: on_off(self.config.mlock),
             prefill_chunk: self.settled.prefill_chunk,
             context: self.settled.context,
             threads: self.settled.threads,
@@ -272,6 +273,7 @@ fn store_config(
         io: options.io,
         chunk_bytes: options.chunk_bytes,
         checksums: options.checksums.unwrap_or(true),
+        mlock: options.mlock.unwrap_or(false),
         ..StoreConfig::default()
     }
 }

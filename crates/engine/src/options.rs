@@ -46,6 +46,8 @@ pub struct EngineOptions {
     pub chunk_bytes: Option<u64>,
     /// Whether the checksum of an expert is verified when it is first read.
     pub checksums: Option<bool>,
+    /// Whether cached and pinned experts are locked in memory. Off unless told otherwise.
+    pub mlock: Option<bool>,
     /// Rows of a prefill step.
     pub prefill_chunk: Option<usize>,
     /// Positions of a session.
@@ -95,6 +97,8 @@ pub struct Resolved {
     pub io: &'static str,
     /// `on` or `off`.
     pub checksums: String,
+    /// `on` or `off`: whether cached and pinned experts are locked in memory as far as the system allows.
+    pub mlock: String,
     /// Rows of a prefill step.
     pub prefill_chunk: usize,
     /// Positions of a session.

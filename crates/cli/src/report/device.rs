@@ -24,8 +24,8 @@ pub fn device(engine: &Engine, lookups: u64) -> Value {
     })
 }
 
-/// `stats.residency`.
-pub fn residency(engine: &Engine) -> Value {
+/// `stats.residency`. `kept` chunks stayed in the cache that were to go.
+pub fn residency(engine: &Engine, kept: u64) -> Value {
     let figures = engine.device_figures();
     let of = figures.as_ref();
     let mappings = engine.store().mappings();
@@ -35,6 +35,9 @@ pub fn residency(engine: &Engine) -> Value {
         "sets": of.map(|f| f.residency.sets),
         "declared_per_submit": of.and_then(|f| f.residency.declared_per_submit()),
         "commits": of.map(|f| f.residency.commits),
+        "registered": of.map(|f| f.residency.registered),
+        "unregistered": of.map(|f| f.residency.unregistered),
+        "unregister_refused": of.map(|_| kept),
         "flush_seconds": of.map(|f| f.residency.flush.as_secs_f64()),
         "unregister_seconds": of.map(|f| f.residency.unregister.as_secs_f64()),
         "kept_alive": of.map(|f| f.residency.kept_alive),

@@ -67,6 +67,11 @@ pub struct Flags {
     #[arg(long, value_name = "ON|OFF", value_parser = on_off, help_heading = "Memory and storage")]
     #[serde(serialize_with = "as_on_off")]
     pub checksums: Option<bool>,
+    /// Whether experts in memory are locked there, so that the system cannot swap them out: on or off; default:
+    /// off, since what others need then leaves only while tokens are computed
+    #[arg(long, value_name = "ON|OFF", value_parser = on_off, help_heading = "Memory and storage")]
+    #[serde(serialize_with = "as_on_off")]
+    pub mlock: Option<bool>,
     /// Whether experts that will probably be needed are read while the drive is idle: on or off; on tries it
     /// and goes on where it pays
     #[arg(long, value_name = "ON|OFF", value_parser = on_off, help_heading = "Memory and storage")]

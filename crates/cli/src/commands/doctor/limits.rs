@@ -89,7 +89,7 @@ impl Limits {
         rows.push([
             "limits".into(),
             format!(
-                "address space {}, open files {}, locked memory {}",
+                "address space {}, open files {}, locked memory {}; --mlock on may lock that much unless privileged",
                 words(self.address_space, &size),
                 words(self.open_files, &plain),
                 words(self.locked_memory, &size)
