@@ -61,7 +61,7 @@ fn what_is_filled_is_locked_until_it_goes(chunks: bool) {
     assert_eq!((locked(), store.locked_bytes()), (before, 0), "nothing exists yet");
     all_is_right(&store, 0..10);
     let some = store.locked_bytes();
-    assert!(some >= 10 * LEN && some < 16 * LEN, "{some}");
+    assert!((10 * LEN..16 * LEN).contains(&some), "{some}");
     assert_eq!(locked() - before, some);
     all_is_right(&store, 0..EXPERTS);
     let full = store.locked_bytes();
