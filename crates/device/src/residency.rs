@@ -9,6 +9,7 @@
 //! * [`Residency`] is the ledger behind a lock, for loaders that add memory and a thread that submits. It waits
 //!   where memory is to be removed that a submission may still read.
 //! * [`KeepAlive`] is a thread that keeps sets resident between a user's turns.
+//! * [`HeldWeights`] are copies of a model's dense weights in few large mappings, each declared once.
 //! * [`metaltail_store::rank`] keeps driver calls out of the expert store's lock.
 //!
 //! The points that the design must hold, and the tests named after them: `docs/design/residency.md`.
@@ -20,9 +21,11 @@ mod shared;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 pub use driver::{DriverError, Limits, ResidencyDriver, SetId, Span};
 pub use keeper::{KeepAlive, KeepAliveError, KeepAliveTimes};
 pub use ledger::{Difference, Ledger, MOST_SETS, Mode, ResidencyError, Submission};
 pub use shared::Residency;
 pub use stats::ResidencyStats;
+pub use weights::{HeldWeights, HoldError, Placement, spans_of};

@@ -442,8 +442,8 @@ impl Rope {
         let x = self.x.extent(product([self.rows, self.heads, self.head])?)?;
         let angles = product([self.rows, self.dim / 2])?;
         Ok(Footprint {
-            reads: vec![x, self.cosines.extent(angles)?, self.sines.extent(angles)?],
-            writes: vec![x],
+            reads: vec![self.cosines.extent(angles)?, self.sines.extent(angles)?],
+            changes: vec![x],
             ..Footprint::default()
         })
     }
@@ -592,6 +592,18 @@ mod tests {
         assert!(copy(A.rows(9), B.rows(10)).check(sizes).is_err(), "rows that overlap");
         assert!(add(A.view(), A.view().plus(50), 50).check(sizes).is_ok(), "halves of one buffer");
         assert!(add(A.view(), A.view().plus(49), 50).check(sizes).is_err());
+    }
+
+    #[test]
+    fn a_rotation_changes_numbers_in_place() {
+        let (cosines, sines, interleaved) = (B.view(), B.view().plus(2), true);
+        let rope = |head, x| {
+            let (rows, heads, offset, dim) = (2, 2, 1, 2);
+            Op::Rope(Rope { x, rows, heads, head, offset, dim, interleaved, cosines, sines })
+        };
+        assert_eq!(rope(5, A.view()).check(sizes).unwrap().changes[0].end, 20);
+        assert!(rope(5, B.view()).check(sizes).is_err(), "the angles lie in what is rotated");
+        assert!(rope(2, A.view()).check(sizes).is_err(), "a head that is too small");
     }
 
     #[test]
