@@ -1,17 +1,17 @@
 //! The kernels that every accelerator has, as operations on host memory.
 //!
 //! This is the form in which kernels are tested: one suite (`tests/kernels`) runs on every [`KernelDevice`], so that
-//! a kernel which exists on two devices is held to the same numbers. [`Reference`] is the oracle. An engine keeps
-//! its activations on the device instead and uses what lies below, for example [`crate::metal`].
+//! a kernel which exists on two devices is held to the same numbers. [`Reference`] is the oracle; [`HostKernels`] makes
+//! a device of any accelerator, which is what an engine uses, with its activations on the device.
 
 mod attention;
 mod check;
-mod compute;
+mod host;
 mod reference;
 
 pub use attention::{Indexer, LatentAttention, Positions};
 pub use check::{KernelError, Sizes};
-pub use compute::KernelExperts;
+pub use host::HostKernels;
 pub use reference::Reference;
 
 use metaltail_kernels::ExpertTask;
@@ -48,11 +48,42 @@ pub trait KernelDevice {
     /// As [`KernelDevice::matmul`].
     fn experts(&mut self, pass: &ExpertPass<'_>, out: &mut [f32]) -> Result<(), KernelError>;
 
-    /// x / √(mean(x²) + eps) · weight for every whole row in `x`; a row is as wide as `weight`.
+    /// x / √(mean(x²) + eps) · weight for every row.
     ///
     /// # Errors
     /// As [`KernelDevice::matmul`].
-    fn rms_norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> Result<(), KernelError>;
+    fn rms_norm(&mut self, norm: &Norm<'_>, x: &[f32], out: &mut [f32]) -> Result<(), KernelError>;
+
+    /// (x − mean) / √(variance + eps) · weight + bias for every row.
+    ///
+    /// # Errors
+    /// As [`KernelDevice::matmul`].
+    fn layer_norm(
+        &mut self,
+        norm: &Norm<'_>,
+        bias: &[f32],
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), KernelError>;
+
+    /// Copies rows. What lies between them in `to` is left as it is.
+    ///
+    /// # Errors
+    /// As [`KernelDevice::matmul`].
+    fn copy(&mut self, strided: &Strided, from: &[f32], to: &mut [f32]) -> Result<(), KernelError>;
+
+    /// `to[i] += from[i]` for every number of `from`.
+    ///
+    /// # Errors
+    /// As [`KernelDevice::matmul`].
+    fn add(&mut self, from: &[f32], to: &mut [f32]) -> Result<(), KernelError>;
+
+    /// `x[r] += (Σ_k weights[r][k] · products[r · top_k + k]) + shared[r]`: fused terms, k ascending, the sum begun at
+    /// zero. Of a weight of zero the product is not read.
+    ///
+    /// # Errors
+    /// As [`KernelDevice::matmul`].
+    fn combine(&mut self, combination: &Combination<'_>, x: &mut [f32]) -> Result<(), KernelError>;
 
     /// Rotates a part of every head of `x`, in place.
     ///
@@ -89,6 +120,52 @@ pub trait KernelDevice {
         queries: &[f32],
         weights: &[f32],
     ) -> Result<Vec<Vec<u32>>, KernelError>;
+}
+
+/// Rows that begin every so many numbers, in memory that is read and in memory that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strided {
+    /// Rows.
+    pub rows: usize,
+    /// Numbers of a row, above 0.
+    pub width: usize,
+    /// From the beginning of a row to that of the next, where they are read.
+    pub from: usize,
+    /// The same where they are written.
+    pub to: usize,
+}
+
+impl Strided {
+    /// Rows one behind the other.
+    pub fn dense(rows: usize, width: usize) -> Strided {
+        Strided { rows, width, from: width, to: width }
+    }
+}
+
+/// A norm of rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// The rows, as wide as `weight`.
+    pub strided: Strided,
+    /// A weight for each number of a row.
+    pub weight: &'a [f32],
+    /// Added below the root.
+    pub eps: f32,
+}
+
+/// A layer's experts for the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Combination<'a> {
+    /// Rows × top_k.
+    pub weights: &'a [f32],
+    /// Experts of a row, above 0.
+    pub top_k: usize,
+    /// Rows × top_k × width.
+    pub products: &'a [f32],
+    /// Rows × width.
+    pub shared: Option<&'a [f32]>,
+    /// Width of a row, above 0.
+    pub width: usize,
 }
 
 /// The experts of one layer of one step.

@@ -4,17 +4,21 @@
 //! `msl-cpu` (for tests, needs clang 19) `cpu` has one that runs the kernels on the processor. Nothing has been run
 //! on a Mac: `docs/design/metal.md` says what is known and what is not.
 
-mod attention;
+mod accelerator;
+mod buffers;
 mod encode;
-mod kernels;
+mod experts;
+mod hazards;
 mod launch;
 mod layout;
+mod scratch;
 mod source;
 
 #[cfg(feature = "msl-cpu")]
 pub mod cpu;
 
-pub use kernels::MetalKernels;
-pub use launch::{Argument, Launch, Launcher};
+pub use accelerator::{AcceleratorCounts, MetalAccelerator, SharedCounts};
+pub use buffers::Buffers;
+pub use launch::{Argument, Launch, Launcher, MOST_BYTES};
 pub use layout::{EXPERT_BYTES, MATRIX_BYTES};
 pub use source::source;

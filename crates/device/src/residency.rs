@@ -9,8 +9,8 @@
 //! * [`Residency`] is the ledger behind a lock, for loaders that add memory and a thread that submits. It waits
 //!   where memory is to be removed that a submission may still read.
 //! * [`DeclaredArena`] keeps the expert store's chunks declared, as they come and go.
-//! * [`HeldWeights`] has dense weights, declared as they are loaded.
 //! * [`KeepAlive`] is a thread that keeps sets resident between a user's turns.
+//! * [`HeldWeights`] are copies of a model's dense weights in few large mappings, each declared once.
 //! * [`metaltail_store::rank`] keeps driver calls out of the expert store's lock.
 //!
 //! The points that the design must hold, and the tests named after them: `docs/design/residency.md`.
@@ -31,4 +31,4 @@ pub use keeper::{KeepAlive, KeepAliveError, KeepAliveTimes};
 pub use ledger::{Difference, Ledger, MOST_SETS, Mode, ResidencyError, Submission};
 pub use shared::Residency;
 pub use stats::ResidencyStats;
-pub use weights::{HeldWeights, WeightSpans, WeightsError};
+pub use weights::{HeldWeights, HoldError, Placement, WeightSpans, spans_of};

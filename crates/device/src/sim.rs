@@ -9,7 +9,6 @@
 
 mod accelerator;
 mod driver;
-mod experts;
 pub mod fit;
 mod minimum;
 mod profile;
@@ -21,6 +20,5 @@ mod workload;
 
 pub use accelerator::SimAccelerator;
 pub use driver::{SimCounts, SimDriver, SimTimes};
-pub use experts::SimExperts;
 pub use profile::{Profile, ProfileError};
 pub use workload::{Streaming, Workload};

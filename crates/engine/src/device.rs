@@ -5,15 +5,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 #[cfg(feature = "msl-cpu")]
-use metaltail_device::kernels::KernelExperts;
-#[cfg(feature = "msl-cpu")]
-use metaltail_device::metal::{MetalKernels, cpu::CpuLauncher};
+use metaltail_device::metal::{MetalAccelerator, cpu::CpuLauncher};
 use metaltail_device::residency::{
     DeclaredArena, Difference, KeepAlive, KeepAliveError, KeepAliveTimes, Ledger, Mode, Residency,
     ResidencyDriver, ResidencyError, ResidencyStats, SlabAllocation, WeightSpans,
 };
-#[cfg(feature = "msl-cpu")]
-use metaltail_device::sim::SimExperts;
 use metaltail_device::sim::{Profile, SimAccelerator, SimDriver};
 use metaltail_kernels::{AcceleratorExperts, CpuExperts, ExpertCompute, Kernels, Numerics, Pool};
 use metaltail_store::ExpertStore;
@@ -177,10 +173,15 @@ impl Device {
             #[cfg(feature = "msl-cpu")]
             DeviceKind::SimMetal => {
                 let arena = declared(options, SimDriver::new(Profile::m5max()), store);
-                let kernels = MetalKernels::new(CpuLauncher::new(0, 1)).with_weights_in_place();
-                let experts = SimExperts::new(Box::new(KernelExperts::new(kernels)), Arc::clone(&arena));
-                let weights = WeightSpans::default();
-                let known = Accelerated { arena: Arc::clone(&arena), weights, figures: sim_figures };
+                let launcher = CpuLauncher::new(0, 1).declared_to(Arc::clone(arena.residency()));
+                let accelerator = MetalAccelerator::new(launcher).with_arena(Arc::clone(&arena));
+                let (weights, counts) = (accelerator.weights().spans(), accelerator.counts());
+                let figures = move |ledger: &Ledger<SimDriver>| DeviceFigures {
+                    experts: counts.get().experts,
+                    ..sim_figures(ledger)
+                };
+                let known = Accelerated { arena: Arc::clone(&arena), weights, figures };
+                let experts = AcceleratorExperts::new(accelerator);
                 Ok((Device::keeping(options, &arena, known)?, Box::new(experts)))
             }
         }

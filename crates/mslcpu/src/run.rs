@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ops::Range;
 use std::{ptr, slice};
 
 use thiserror::Error;
@@ -19,6 +20,16 @@ pub enum RunError {
     /// The system does not change who may touch memory.
     #[error("a buffer of {0} bytes could not be opened or closed to kernels")]
     Protection(usize),
+    /// A range that leaves its buffer.
+    #[error("{length} bytes from byte {offset} on of a buffer of {size}")]
+    Range {
+        /// Its first byte.
+        offset: usize,
+        /// Its bytes.
+        length: usize,
+        /// Bytes of the buffer.
+        size: usize,
+    },
     /// The runner refused the dispatch, or found a mistake in the kernel. The message names kernel, line and thread.
     #[error("{0}")]
     Kernel(String),
@@ -141,6 +152,40 @@ impl Buffer {
         Ok(())
     }
 
+    /// Copies `bytes` into it.
+    ///
+    /// # Errors
+    /// A range that leaves it; a buffer that was not open and cannot be opened.
+    pub fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        self.within(offset, bytes.len())?;
+        let open = self.open.get();
+        self.set_open(true)?;
+        // SAFETY: the range lies in the buffer, which is open now, and to which no reference is ever given out; as in
+        // `read`, no kernel runs on it.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.data.add(offset), bytes.len()) };
+        self.set_open(open)
+    }
+
+    /// Copies from it into `bytes`.
+    ///
+    /// # Errors
+    /// As [`Buffer::write_at`].
+    pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
+        self.within(offset, bytes.len())?;
+        let open = self.open.get();
+        self.set_open(true)?;
+        // SAFETY: as in `write_at`.
+        unsafe { ptr::copy_nonoverlapping(self.data.add(offset), bytes.as_mut_ptr(), bytes.len()) };
+        self.set_open(open)
+    }
+
+    fn within(&self, offset: usize, length: usize) -> Result<(), RunError> {
+        match offset.checked_add(length).is_some_and(|end| end <= self.length) {
+            true => Ok(()),
+            false => Err(RunError::Range { offset, length, size: self.length }),
+        }
+    }
+
     /// A copy of its bytes. (No reference to them is ever given out, since kernels write them.)
     ///
     /// # Errors
@@ -160,6 +205,66 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: the mapping that `new` made; nothing borrows it any more.
         unsafe { libc::munmap(self.map, self.map_length) };
+    }
+}
+
+/// Host memory that kernels do not reach while this lives, but for what is lent to them: one that touches it is
+/// stopped.
+///
+/// Whoever withholds memory has mapped it, whole pages for reading and writing, and no thread touches it meanwhile: it
+/// would be stopped too.
+#[derive(Debug)]
+pub struct Withheld {
+    ranges: Vec<Range<usize>>,
+}
+
+fn protect(range: &Range<usize>, access: c_int) -> Result<(), RunError> {
+    // SAFETY: pages of a mapping of the caller's, by the contract of `Withheld`. No contents change; where access is
+    // taken away, whoever touches them is stopped.
+    let refused =
+        unsafe { libc::mprotect(ptr::with_exposed_provenance_mut(range.start), range.len(), access) } != 0;
+    if refused { Err(RunError::Protection(range.len())) } else { Ok(()) }
+}
+
+const OPEN: c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+impl Withheld {
+    /// Takes ranges of addresses away.
+    ///
+    /// # Errors
+    /// The system refuses; then nothing is taken away.
+    pub fn new(mut ranges: Vec<Range<usize>>) -> Result<Withheld, RunError> {
+        ranges.sort_unstable_by_key(|range| range.start);
+        // Neighbours in one call: there may be thousands.
+        let mut withheld = Withheld { ranges: Vec::new() };
+        for range in ranges {
+            match withheld.ranges.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => withheld.ranges.push(range),
+            }
+        }
+        withheld.ranges.iter().try_for_each(|range| protect(range, libc::PROT_NONE))?;
+        Ok(withheld)
+    }
+
+    /// Lends some of it to what `run` runs.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn lend<T>(&self, ranges: &[Range<usize>], run: impl FnOnce() -> T) -> Result<T, RunError> {
+        ranges.iter().try_for_each(|range| protect(range, OPEN))?;
+        let done = run();
+        ranges.iter().try_for_each(|range| protect(range, libc::PROT_NONE))?;
+        Ok(done)
+    }
+}
+
+impl Drop for Withheld {
+    fn drop(&mut self) {
+        for range in &self.ranges {
+            let opened = protect(range, OPEN);
+            debug_assert!(opened.is_ok(), "{opened:?}");
+        }
     }
 }
 

@@ -15,7 +15,7 @@ struct SelectParameters {
 kernel void select_scores(device const float* queries [[buffer(0)]],
                           device const float* weights [[buffer(1)]],
                           device const float* keys [[buffer(2)]],
-                          device const uint* counts [[buffer(3)]],
+                          constant uint* counts [[buffer(3)]],
                           device float* scores [[buffer(4)]],
                           constant SelectParameters& p [[buffer(5)]],
                           uint2 group [[threadgroup_position_in_grid]],
@@ -64,7 +64,7 @@ inline uint group_prefix(uint value, threadgroup uint* part, uint lane, uint sim
 // The top_k positions of highest score, ascending; of equal scores the lowest positions. A threadgroup of 256 takes a
 // row. Four digits of eight bits, the highest first, find the key of the last position chosen, whatever the count.
 kernel void select_top(device const float* scores [[buffer(0)]],
-                       device const uint* counts [[buffer(1)]],
+                       constant uint* counts [[buffer(1)]],
                        device uint* chosen [[buffer(2)]],
                        constant SelectParameters& p [[buffer(3)]],
                        uint group [[threadgroup_position_in_grid]],

@@ -1,12 +1,13 @@
 //! Sizes, checked once for every device.
 
+use metaltail_kernels::ComputeError;
 use metaltail_quant::MatrixRef;
 use thiserror::Error;
 
-use super::{ExpertPass, Rope, Router};
+use super::{Combination, ExpertPass, Norm, Rope, Router, Strided};
 
 /// Why a kernel did not run.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KernelError {
     /// A slice has another length than the operation needs.
@@ -37,6 +38,9 @@ pub enum KernelError {
         /// What it said.
         message: String,
     },
+    /// An accelerator said no.
+    #[error(transparent)]
+    Accelerator(#[from] ComputeError),
 }
 
 pub(super) fn size<T>(what: &'static str, wanted: impl ToString, got: usize) -> Result<T, KernelError> {
@@ -127,14 +131,67 @@ impl Sizes {
         Ok(Sizes { rows, result: result.unwrap_or(0) })
     }
 
-    /// Of [`super::KernelDevice::rms_norm`].
+    /// Of [`super::KernelDevice::copy`]; `result` reaches to the end of the last row.
     ///
     /// # Errors
     /// As above.
-    pub fn rms_norm(x: &[f32], weight: &[f32], out: &[f32]) -> Result<Sizes, KernelError> {
-        let rows = rows("numbers to norm", x.len(), weight.len())?;
-        at_least("the output of a norm", Some(x.len()), out.len())?;
-        Ok(Sizes { rows, result: x.len() })
+    pub fn copy(strided: &Strided, from: &[f32], to: &[f32]) -> Result<Sizes, KernelError> {
+        let Strided { rows, width, .. } = *strided;
+        if width == 0 {
+            return size("width of a row", "above 0", width);
+        }
+        let reach = |what, stride: usize, len| {
+            if rows > 1 && stride < width {
+                return size("the stride of rows", format!("at least {width}"), stride);
+            }
+            let before = rows.saturating_sub(1).checked_mul(stride);
+            let end = if rows == 0 { Some(0) } else { before.and_then(|before| before.checked_add(width)) };
+            at_least(what, end, len).map(|()| end.unwrap_or(0))
+        };
+        reach("rows to read", strided.from, from.len())?;
+        Ok(Sizes { rows, result: reach("rows to write", strided.to, to.len())? })
+    }
+
+    /// Of [`super::KernelDevice::rms_norm`], and with biases of [`super::KernelDevice::layer_norm`].
+    ///
+    /// # Errors
+    /// As above.
+    pub fn norm(norm: &Norm<'_>, bias: Option<&[f32]>, x: &[f32], out: &[f32]) -> Result<Sizes, KernelError> {
+        let width = norm.strided.width;
+        for numbers in [Some(norm.weight), bias].into_iter().flatten() {
+            if numbers.len() != width {
+                return size("weights of a norm", width, numbers.len());
+            }
+        }
+        Sizes::copy(&norm.strided, x, out)
+    }
+
+    /// Of [`super::KernelDevice::add`].
+    ///
+    /// # Errors
+    /// As above.
+    pub fn add(from: &[f32], to: &[f32]) -> Result<Sizes, KernelError> {
+        at_least("what is added to", Some(from.len()), to.len())?;
+        Ok(Sizes { rows: 1, result: from.len() })
+    }
+
+    /// Of [`super::KernelDevice::combine`].
+    ///
+    /// # Errors
+    /// As above.
+    pub fn combine(combination: &Combination<'_>, x: &[f32]) -> Result<Sizes, KernelError> {
+        let Combination { weights, top_k, products, shared, width } = *combination;
+        let rows = rows("weights of experts", weights.len(), top_k)?;
+        if width == 0 {
+            return size("width of a row", "above 0", width);
+        }
+        at_least("products of experts", weights.len().checked_mul(width), products.len())?;
+        let result = rows.checked_mul(width);
+        if let Some(shared) = shared {
+            at_least("products of shared experts", result, shared.len())?;
+        }
+        at_least("the residual stream", result, x.len())?;
+        Ok(Sizes { rows, result: result.unwrap_or(0) })
     }
 
     /// Of [`super::KernelDevice::rope`]: the rows are those that there are angles for.

@@ -4,11 +4,12 @@ mod attention;
 
 use std::sync::Arc;
 
-use metaltail_kernels::{Isa, Kernels, Pool, rms_norm, sigmoid, silu_mul, silu_mul_in_place};
+use metaltail_kernels::{Isa, Kernels, Pool, layer_norm, rms_norm, sigmoid, silu_mul, silu_mul_in_place};
 use metaltail_quant::MatrixRef;
 
 use super::{
-    ExpertPass, Indexer, KernelDevice, KernelError, LatentAttention, NO_EXPERT, Rope, Router, Routes, Sizes,
+    Combination, ExpertPass, Indexer, KernelDevice, KernelError, LatentAttention, NO_EXPERT, Norm, Rope,
+    Router, Routes, Sizes, Strided,
 };
 
 /// [`KernelDevice`] by the scalar kernels of the processor.
@@ -81,10 +82,48 @@ impl KernelDevice for Reference {
         Ok(())
     }
 
-    fn rms_norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> Result<(), KernelError> {
-        Sizes::rms_norm(x, weight, out)?;
-        for (x, out) in x.chunks(weight.len()).zip(out.chunks_mut(weight.len())) {
-            rms_norm(x, weight, eps, out);
+    fn rms_norm(&mut self, norm: &Norm<'_>, x: &[f32], out: &mut [f32]) -> Result<(), KernelError> {
+        Sizes::norm(norm, None, x, out)?;
+        for_rows(&norm.strided, x, out, |x, out| rms_norm(x, norm.weight, norm.eps, out));
+        Ok(())
+    }
+
+    fn layer_norm(
+        &mut self,
+        norm: &Norm<'_>,
+        bias: &[f32],
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), KernelError> {
+        Sizes::norm(norm, Some(bias), x, out)?;
+        for_rows(&norm.strided, x, out, |x, out| layer_norm(x, norm.weight, bias, norm.eps, out));
+        Ok(())
+    }
+
+    fn copy(&mut self, strided: &Strided, from: &[f32], to: &mut [f32]) -> Result<(), KernelError> {
+        Sizes::copy(strided, from, to)?;
+        for_rows(strided, from, to, |from, to| to.copy_from_slice(from));
+        Ok(())
+    }
+
+    fn add(&mut self, from: &[f32], to: &mut [f32]) -> Result<(), KernelError> {
+        Sizes::add(from, to)?;
+        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+        Ok(())
+    }
+
+    fn combine(&mut self, combination: &Combination<'_>, x: &mut [f32]) -> Result<(), KernelError> {
+        let sizes = Sizes::combine(combination, x)?;
+        let Combination { weights, top_k, products, shared, width } = *combination;
+        for (index, x) in x[..sizes.result].iter_mut().enumerate() {
+            let (row, column) = (index / width, index % width);
+            let mut sum = 0.0f32;
+            for k in row * top_k..(row + 1) * top_k {
+                if weights[k] != 0.0 {
+                    sum = weights[k].mul_add(products[k * width + column], sum);
+                }
+            }
+            *x += shared.map_or(sum, |shared| sum + shared[index]);
         }
         Ok(())
     }
@@ -150,6 +189,14 @@ impl KernelDevice for Reference {
         Ok(rows
             .map(|((queries, weights), count)| self.positions(indexer, *count, queries, weights))
             .collect())
+    }
+}
+
+/// Every row that is read, with where it goes.
+fn for_rows(strided: &Strided, from: &[f32], to: &mut [f32], mut each: impl FnMut(&[f32], &mut [f32])) {
+    for row in 0..strided.rows {
+        let width = strided.width;
+        each(&from[row * strided.from..][..width], &mut to[row * strided.to..][..width]);
     }
 }
 
@@ -256,10 +303,31 @@ mod tests {
     }
 
     #[test]
+    fn experts_are_added_as_the_formula_says() {
+        let combination = Combination {
+            weights: &[2.0, 0.0, 0.5, 3.0],
+            top_k: 2,
+            products: &[1.0, 2.0, f32::NAN, f32::NAN, 8.0, 10.0, 1.0, 0.0],
+            shared: Some(&[0.25, 0.5, 0.75, 1.0]),
+            width: 2,
+        };
+        let mut x = [100.0, 200.0, 300.0, 400.0];
+        Reference::new().unwrap().combine(&combination, &mut x).unwrap();
+        assert_eq!(x, [102.25, 204.5, 307.75, 406.0]);
+    }
+
+    #[test]
     fn sizes_that_do_not_fit_are_refused() {
         let mut reference = Reference::new().unwrap();
-        assert!(reference.rms_norm(&[1.0; 5], &[1.0; 2], 0.0, &mut [0.0; 5]).is_err());
-        assert!(reference.rms_norm(&[1.0; 4], &[1.0; 2], 0.0, &mut [0.0; 3]).is_err());
+        let norm = |strided| Norm { strided, weight: &[1.0; 2], eps: 0.0 };
+        let dense = norm(Strided::dense(2, 2));
+        assert!(reference.rms_norm(&dense, &[1.0; 4], &mut [0.0; 4]).is_ok());
+        assert!(reference.rms_norm(&dense, &[1.0; 3], &mut [0.0; 4]).is_err());
+        assert!(reference.rms_norm(&dense, &[1.0; 4], &mut [0.0; 3]).is_err());
+        assert!(reference.layer_norm(&dense, &[1.0; 3], &[1.0; 4], &mut [0.0; 4]).is_err());
+        let overlapping = Strided { to: 1, ..Strided::dense(2, 2) };
+        assert!(reference.rms_norm(&norm(overlapping), &[1.0; 4], &mut [0.0; 4]).is_err());
+        assert!(reference.rms_norm(&norm(Strided::dense(1, 3)), &[1.0; 4], &mut [0.0; 4]).is_err());
         assert!(reference.route(&router(4, 5), &[0.0; 4]).is_err());
         let grouped = Router { groups: Some((3, 1)), ..router(4, 2) };
         assert!(reference.route(&grouped, &[0.0; 4]).is_err());

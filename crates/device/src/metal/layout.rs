@@ -1,8 +1,7 @@
 //! Structures that kernels read, byte by byte as `kernels/metal` declares them.
 
+use metaltail_kernels::ComputeError;
 use metaltail_quant::{Format, MatrixLayout};
-
-use crate::kernels::KernelError;
 
 /// Bytes of a `Matrix`.
 pub const MATRIX_BYTES: usize = 48;
@@ -11,8 +10,15 @@ pub const MATRIX_BYTES: usize = 48;
 pub const EXPERT_BYTES: usize = 3 * MATRIX_BYTES + 16;
 
 /// A number in a table of 32-bit numbers.
-pub(super) fn narrow(what: &'static str, value: usize) -> Result<u32, KernelError> {
-    u32::try_from(value).map_err(|_| KernelError::TooLarge { what, value, most: u32::MAX as usize })
+pub(super) fn narrow(what: &'static str, value: usize) -> Result<u32, ComputeError> {
+    u32::try_from(value).map_err(|_| too_large(what, value, u32::MAX as usize))
+}
+
+/// More of something than kernels take.
+pub(super) fn too_large(what: &'static str, value: usize, most: usize) -> ComputeError {
+    ComputeError::Operation {
+        what: format!("{what} of {value} are too many for Metal's kernels: at most {most}"),
+    }
 }
 
 /// Little-endian bytes of some numbers.
@@ -26,7 +32,7 @@ pub(super) fn floats(numbers: &[f32]) -> Vec<u8> {
 }
 
 /// `Matrix::format`, and the format's part of a kernel's name.
-fn format_of(format: Format) -> Result<(u32, &'static str), KernelError> {
+fn format_of(format: Format) -> Result<(u32, &'static str), ComputeError> {
     Ok(match format {
         Format::F32 => (0, "f32"),
         Format::F16 => (1, "f16"),
@@ -37,18 +43,18 @@ fn format_of(format: Format) -> Result<(u32, &'static str), KernelError> {
         Format::Fp8Block => (6, "fp8"),
         other => {
             let message = format!("there is no kernel for {other}");
-            return Err(KernelError::Device { device: "metal", message });
+            return Err(ComputeError::Device { device: "metal", message });
         }
     })
 }
 
 /// A format's part of a kernel's name.
-pub(super) fn format_name(format: Format) -> Result<&'static str, KernelError> {
+pub(super) fn format_name(format: Format) -> Result<&'static str, ComputeError> {
     Ok(format_of(format)?.1)
 }
 
 /// A `Matrix` whose bytes lie at these addresses. Formats without scales read none.
-pub(super) fn matrix(layout: MatrixLayout, weights: u64, scales: u64) -> Result<Vec<u8>, KernelError> {
+pub(super) fn matrix(layout: MatrixLayout, weights: u64, scales: u64) -> Result<Vec<u8>, ComputeError> {
     let span = match layout.format() {
         Format::Int4Group(group) => usize::from(group),
         Format::Fp8Block => 128,

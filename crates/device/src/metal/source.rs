@@ -7,9 +7,10 @@ pub const COMMON: [(&str, &str); 2] = [
 ];
 
 /// The kernels, in any order.
-pub const FILES: [(&str, &str); 8] = [
+pub const FILES: [(&str, &str); 9] = [
     ("matmul.metal", include_str!("../../kernels/metal/matmul.metal")),
     ("experts.metal", include_str!("../../kernels/metal/experts.metal")),
+    ("elementwise.metal", include_str!("../../kernels/metal/elementwise.metal")),
     ("norm.metal", include_str!("../../kernels/metal/norm.metal")),
     ("rope.metal", include_str!("../../kernels/metal/rope.metal")),
     ("router.metal", include_str!("../../kernels/metal/router.metal")),

@@ -16,7 +16,7 @@ use crate::kernels::{
     self, Indexer, KernelDevice, KernelError, LatentAttention, Positions, Reference, Router,
 };
 use crate::residency::{
-    DeclaredArena, HeldWeights, Residency, ResidencyError, Span, Submission, WeightSpans,
+    DeclaredArena, HeldWeights, Residency, ResidencyError, Span, Submission, WeightSpans, spans_of,
 };
 
 /// [`Accelerator`] on a simulated device. Operations are computed when they are recorded, each as `model` computes it
@@ -60,10 +60,9 @@ fn scratch(extent: &Extent) -> Span {
     Span { base, len: (extent.end - extent.start) * 4 }
 }
 
-/// The memory of a matrix.
-fn spans(matrix: MatrixRef<'_>) -> impl Iterator<Item = Span> + '_ {
-    let both = [matrix.weights(), matrix.scales()].into_iter().filter(|bytes| !bytes.is_empty());
-    both.map(|bytes| Span { base: bytes.as_ptr() as usize, len: bytes.len() })
+fn held(weights: &HeldWeights<SimDriver>, held: HeldMatrix) -> Result<MatrixRef<'_>, ComputeError> {
+    let unknown = || ComputeError::Operation { what: format!("matrix {}, which is not held", held.id) };
+    weights.matrix(held).ok_or_else(unknown)
 }
 
 impl SimAccelerator {
@@ -168,7 +167,7 @@ impl SimAccelerator {
     fn compute(&mut self, op: &Op) -> Result<(), ComputeError> {
         match *op {
             Op::Product { matrix, x, inputs, out, .. } => {
-                let m = self.weights.matrix(matrix).map_err(failed)?;
+                let m = held(&self.weights, matrix)?;
                 let mut result = vec![0.0; inputs * matrix.layout.rows()];
                 let x = self.at(x, inputs * matrix.layout.cols())?.to_vec();
                 self.reference.matmul(m, &x, &mut result).map_err(of_kernel)?;
@@ -270,7 +269,7 @@ impl SimAccelerator {
         let mut out = vec![0.0; rows.len() * heads * value];
         let queries = self.at(attend.queries, rows.len() * heads * (nope + rope))?.to_vec();
         let keys = self.at(attend.keys, attend.positions * (attend.lora() + rope))?.to_vec();
-        let kv_b = self.weights.matrix(attend.kv_b).map_err(failed)?;
+        let kv_b = held(&self.weights, attend.kv_b)?;
         let attention = LatentAttention { heads, nope, rope, value, kv_b, scale, keys: &keys, rows: &rows };
         self.reference.attend(&attention, &queries, &mut out).map_err(of_kernel)?;
         self.put(attend.out, &out)
@@ -367,7 +366,7 @@ impl Accelerator for SimAccelerator {
             _ => None,
         };
         let weights: Vec<Span> = match matrix {
-            Some(matrix) => spans(self.weights.matrix(matrix).map_err(failed)?).collect(),
+            Some(matrix) => spans_of(held(&self.weights, matrix)?).collect(),
             None => Vec::new(),
         };
         self.dispatch(&weights, footprint)?;
@@ -385,7 +384,7 @@ impl Accelerator for SimAccelerator {
             self.submit()?;
         }
         let weights = tasks.iter().flat_map(|task| {
-            [task.weights.gate, task.weights.up, task.weights.down].into_iter().flat_map(spans)
+            [task.weights.gate, task.weights.up, task.weights.down].into_iter().flat_map(spans_of)
         });
         let weights: Vec<Span> = weights.collect();
         self.dispatch(&weights, footprint)?;

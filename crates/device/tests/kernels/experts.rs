@@ -45,6 +45,11 @@ impl Pass {
         Pass { x: numbers.floats(rows as usize * hidden), hidden, experts, outputs: outputs as usize }
     }
 
+    /// All of it for a device.
+    pub fn tasks(&self) -> Vec<ExpertTask<'_>> {
+        self.experts.iter().map(Expert::task).collect()
+    }
+
     pub fn run(&self, device: &mut dyn KernelDevice, what: &str) -> Result<Vec<f32>, String> {
         let tasks: Vec<ExpertTask<'_>> = self.experts.iter().map(Expert::task).collect();
         let pass = ExpertPass { x: &self.x, hidden: self.hidden, tasks: &tasks };

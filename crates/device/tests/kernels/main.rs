@@ -10,6 +10,8 @@ mod pieces;
 mod products;
 
 #[cfg(feature = "msl-cpu")]
+mod accelerator;
+#[cfg(feature = "msl-cpu")]
 mod metal;
 #[cfg(feature = "msl-cpu")]
 mod planted;
@@ -21,7 +23,7 @@ use metaltail_device::kernels::{KernelDevice, Reference};
 type Check = fn(&mut dyn KernelDevice) -> Outcome;
 
 /// Every check, by the claim that it makes.
-const CHECKS: [(&str, Check); 24] = [
+const CHECKS: [(&str, Check); 28] = [
     ("products agree with the reference", products::agree_with_the_reference),
     ("products do not depend on the width", products::do_not_depend_on_the_width),
     ("products know every fp8 code", products::know_every_fp8_code),
@@ -30,6 +32,10 @@ const CHECKS: [(&str, Check); 24] = [
     ("experts do not depend on each other", experts::do_not_depend_on_each_other),
     ("experts leave rows that nobody names", experts::leave_rows_that_nobody_names),
     ("norms agree with the reference", pieces::norms_agree_with_the_reference),
+    ("layer norms agree with the reference", pieces::layer_norms_agree_with_the_reference),
+    ("copies are bits", pieces::copies_are_bits),
+    ("sums agree with the reference", pieces::sums_agree_with_the_reference),
+    ("combinations agree with the reference", pieces::combinations_agree_with_the_reference),
     ("rotations agree with the reference", pieces::rotations_agree_with_the_reference),
     ("routes agree with the reference", pieces::routes_agree_with_the_reference),
     ("routes stay in the best groups", pieces::routes_stay_in_the_best_groups),
@@ -72,16 +78,27 @@ suite!(the_reference_passes, Reference::new().unwrap());
 mod on_metal {
     use metaltail_device::residency::Mode;
 
-    use super::{KernelDevice, faults, metal};
+    use super::{KernelDevice, faults};
+    use crate::metal::Setup;
 
-    suite!(metal_passes, metal::device(0, 1));
+    suite!(metal_passes, Setup::default().device());
     // Fewer threadgroups than work: every kernel has to loop.
-    suite!(metal_passes_past_the_launch_limit, metal::device(0, 1).with_most_groups(2));
-    // Weights that begin at an odd address, as in a file.
-    suite!(metal_passes_at_odd_addresses, metal::device(1, 1).with_weights_between(5, 3));
-    suite!(metal_passes_without_subnormals, metal::flushing());
-    // What launches reach through addresses declared once, and with every launch; nothing else can be read.
-    suite!(metal_passes_declared_once, metal::declaring(Mode::Set));
-    suite!(metal_passes_declared_with_every_launch, metal::declaring(Mode::Walk));
-    suite!(metal_passes_in_shuffled_orders, metal::device(77, 2));
+    suite!(metal_passes_past_the_launch_limit, Setup { most_groups: Some(2), ..Setup::default() }.device());
+    // Weights that begin at an odd address, as in a file; operands that do not begin their buffer.
+    suite!(
+        metal_passes_at_odd_addresses,
+        Setup { order: 1, around: [5, 3], offset: 3, ..Setup::default() }.device()
+    );
+    suite!(metal_passes_without_subnormals, Setup { flush: true, ..Setup::default() }.device());
+    // What launches reach through addresses declared once, and with every submission; nothing else can be read.
+    suite!(metal_passes_declared_once, Setup { declaring: Some(Mode::Set), ..Setup::default() }.device());
+    suite!(
+        metal_passes_declared_each_time,
+        Setup { declaring: Some(Mode::Walk), ..Setup::default() }.device()
+    );
+    // Rows of an attention one at a time, threads in no order.
+    suite!(
+        metal_passes_in_shuffled_orders,
+        Setup { order: 77, threads: 2, most_scores: Some(1), ..Setup::default() }.device()
+    );
 }

@@ -1,21 +1,149 @@
-//! Norm, rotation and routing.
+//! Norms, copies, sums, rotation and routing.
 
-use metaltail_device::kernels::{KernelDevice, NO_EXPERT, Reference, Rope, Router, Routes};
+use metaltail_device::kernels::{
+    Combination, KernelDevice, KernelError, NO_EXPERT, Norm, Reference, Rope, Router, Routes, Strided,
+};
 
 use crate::data::{Numbers, Outcome, ROUNDING, near, same, written};
 
+/// Rows and widths of norms: one number, less than a SIMD group, partial ones, more than a thread has.
+const NORMS: [(usize, usize); 6] = [(1, 1), (2, 31), (3, 32), (1, 257), (4, 1000), (2, 6144)];
+
+/// Rows with and without gaps.
+fn strides(rows: usize, width: usize) -> [Strided; 2] {
+    [Strided::dense(rows, width), Strided { rows, width, from: width + 7, to: width + 3 }]
+}
+
+/// Runs an operation whose result lies in strides: every row is written, what lies between is not.
+fn in_rows(
+    what: &str,
+    strided: &Strided,
+    operation: impl FnOnce(&mut [f32]) -> Result<(), KernelError>,
+) -> Result<Vec<f32>, String> {
+    let gap = 12345.0;
+    let mut all = vec![gap; strided.rows * strided.to];
+    operation(&mut all).map_err(|error| format!("{what}: {error}"))?;
+    if let Some(row) = all.chunks(strided.to).position(|row| row[strided.width..].iter().any(|v| *v != gap)) {
+        return Err(format!("{what}: something was written behind row {row}"));
+    }
+    Ok(all.chunks(strided.to).flat_map(|row| &row[..strided.width]).copied().collect())
+}
+
 pub fn norms_agree_with_the_reference(device: &mut dyn KernelDevice) -> Outcome {
     let mut reference = Reference::new().unwrap();
-    for (rows, width) in [(1, 1), (2, 31), (3, 32), (1, 257), (4, 1000), (2, 6144)] {
-        let mut numbers = Numbers::new((rows * width) as u64);
-        let (x, weight) = (numbers.floats(rows * width), numbers.floats(width));
-        let what = format!("a norm of {rows} × {width}");
-        let got = written(&what, x.len(), |out| device.rms_norm(&x, &weight, 1e-6, out))?;
-        let wanted = written(&what, x.len(), |out| reference.rms_norm(&x, &weight, 1e-6, out))?;
-        // Squares are positive, so the sum is off by no more than its longest chain of roundings (256 threads at
-        // least 32 of which add); the root halves that; the rest is the division and the products.
-        let share = ROUNDING * (width as f64 / 32.0 + 16.0);
-        near(&what, &got, &wanted, |i| share * f64::from(wanted[i].abs()))?;
+    for (rows, width) in NORMS {
+        for strided in strides(rows, width) {
+            let mut numbers = Numbers::new((rows * width) as u64);
+            let (x, weight) = (numbers.floats(rows * strided.from), numbers.floats(width));
+            let what = format!("a norm of {strided:?}");
+            let norm = Norm { strided, weight: &weight, eps: 1e-6 };
+            let got = in_rows(&what, &strided, |out| device.rms_norm(&norm, &x, out))?;
+            let wanted = in_rows(&what, &strided, |out| reference.rms_norm(&norm, &x, out))?;
+            // Squares are positive, so the sum is off by no more than its longest chain of roundings (256 threads at
+            // least 32 of which add); the root halves that; the rest is the division and the products.
+            let share = ROUNDING * (width as f64 / 32.0 + 16.0);
+            near(&what, &got, &wanted, |i| share * f64::from(wanted[i].abs()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Also of rows far from zero, where the square of the mean is a thousand times the variance, and of rows that hardly
+/// vary, where `eps` counts.
+pub fn layer_norms_agree_with_the_reference(device: &mut dyn KernelDevice) -> Outcome {
+    let mut reference = Reference::new().unwrap();
+    for (rows, width) in NORMS {
+        for (at, spread) in [(0.0f32, 1.0f32), (30.0, 1.0), (0.0, 1e-3)] {
+            for strided in strides(rows, width) {
+                let mut numbers = Numbers::new((rows * width) as u64 + at as u64);
+                let mut x = numbers.floats(rows * strided.from);
+                x.iter_mut().for_each(|v| *v = at + spread * *v);
+                let (weight, bias) = (numbers.floats(width), numbers.floats(width));
+                let what = format!("a layer norm of {strided:?} around {at} ± {spread}");
+                let norm = Norm { strided, weight: &weight, eps: 1e-5 };
+                let got = in_rows(&what, &strided, |out| device.layer_norm(&norm, &bias, &x, out))?;
+                let wanted = in_rows(&what, &strided, |out| reference.layer_norm(&norm, &bias, &x, out))?;
+                // The mean is off by its chain of roundings, times the mean magnitude, and moves every number by as
+                // much; the variance hears of that only squared. The rest is as for the other norm.
+                let chain = ROUNDING * (width as f64 / 32.0 + 16.0);
+                near(&what, &got, &wanted, |i| {
+                    let row = &x[i / width * strided.from..][..width];
+                    let [mean, variance] = moments(row);
+                    let moved = chain * row.iter().map(|v| f64::from(v.abs())).sum::<f64>() / width as f64;
+                    let factor = 1.0 / (variance + 1e-5).sqrt();
+                    let (w, b) = (f64::from(weight[i % width].abs()), f64::from(bias[i % width].abs()));
+                    let apart = (f64::from(row[i % width]) - mean).abs();
+                    let share = chain + (moved * factor).powi(2);
+                    w * factor * (2.0 * moved + apart * share) + 4.0 * ROUNDING * (w * factor * apart + b)
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Mean and variance.
+fn moments(row: &[f32]) -> [f64; 2] {
+    let mean = row.iter().map(|v| f64::from(*v)).sum::<f64>() / row.len() as f64;
+    let variance = row.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / row.len() as f64;
+    [mean, variance]
+}
+
+/// Bit by bit, NaNs and subnormals too, and nothing between the rows.
+pub fn copies_are_bits(device: &mut dyn KernelDevice) -> Outcome {
+    for (rows, width) in [(1, 1), (3, 31), (5, 300), (2, 1000)] {
+        for strided in strides(rows, width) {
+            let mut numbers = Numbers::new(width as u64);
+            let from: Vec<f32> = (0..rows * strided.from).map(|_| f32::from_bits(numbers.next())).collect();
+            let what = format!("a copy of {strided:?}");
+            let got = in_rows(&what, &strided, |to| device.copy(&strided, &from, to))?;
+            let wanted = from.chunks(strided.from).flat_map(|row| &row[..width]);
+            if !got.iter().map(|v| v.to_bits()).eq(wanted.map(|v| v.to_bits())) {
+                return Err(format!("{what}: the bits differ"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One rounding: the same bits everywhere.
+pub fn sums_agree_with_the_reference(device: &mut dyn KernelDevice) -> Outcome {
+    for count in [1, 31, 256, 2000] {
+        let mut numbers = Numbers::new(count as u64);
+        let (from, to) = (numbers.floats(count), numbers.floats(count + 9));
+        let (mut got, mut wanted) = (to.clone(), to.clone());
+        device.add(&from, &mut got).map_err(|error| error.to_string())?;
+        Reference::new().unwrap().add(&from, &mut wanted).map_err(|error| error.to_string())?;
+        same(&format!("{count} sums"), &got, &wanted)?;
+    }
+    Ok(())
+}
+
+/// Fused terms in one order: the same bits everywhere. A weight of zero leaves a product unread, whatever it is; the
+/// last case has more weights than constants of a launch.
+pub fn combinations_agree_with_the_reference(device: &mut dyn KernelDevice) -> Outcome {
+    for (rows, top_k, width) in [(1, 1, 1), (3, 4, 37), (2, 8, 300), (4, 6, 1000), (150, 8, 40)] {
+        for with_shared in [false, true] {
+            let mut numbers = Numbers::new((rows * width) as u64);
+            let mut weights = numbers.floats(rows * top_k);
+            let mut products = numbers.floats(rows * top_k * width);
+            for at in (2..weights.len()).step_by(5) {
+                weights[at] = 0.0;
+                products[at * width..(at + 1) * width].fill(f32::NAN);
+            }
+            let shared = with_shared.then(|| numbers.floats(rows * width));
+            let x = numbers.floats(rows * width + 5);
+            let shared = shared.as_deref();
+            let combination = Combination { weights: &weights, top_k, products: &products, shared, width };
+            let what = format!("{rows} rows of {width} with {top_k} experts, shared {with_shared}");
+            let (mut got, mut wanted) = (x.clone(), x);
+            device.combine(&combination, &mut got).map_err(|error| format!("{what}: {error}"))?;
+            Reference::new()
+                .unwrap()
+                .combine(&combination, &mut wanted)
+                .map_err(|error| error.to_string())?;
+            same(&what, &got, &wanted)?;
+        }
     }
     Ok(())
 }
@@ -185,7 +313,12 @@ pub fn routes_survive_damaged_logits(device: &mut dyn KernelDevice) -> Outcome {
 pub fn rows_are_independent(device: &mut dyn KernelDevice) -> Outcome {
     let mut numbers = Numbers::new(8);
     let (x, weight) = (numbers.floats(5 * 300), numbers.floats(300));
-    let mut norm = |x: &[f32]| written("a norm", x.len(), |out| device.rms_norm(x, &weight, 1e-5, out));
+    let mut norm = |x: &[f32]| {
+        let strided = Strided::dense(x.len() / 300, 300);
+        written("a norm", x.len(), |out| {
+            device.rms_norm(&Norm { strided, weight: &weight, eps: 1e-5 }, x, out)
+        })
+    };
     let all = norm(&x)?;
     for (row, x) in x.chunks(300).enumerate() {
         same("a row's norm alone", &norm(x)?, &all[row * 300..][..300])?;

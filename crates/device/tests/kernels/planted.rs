@@ -40,6 +40,10 @@ const MATMUL: Kind = kind("matmul.metal", "matmul_", "products");
 const EXPERTS: Kind = kind("experts.metal", "experts_", "experts");
 const SWIGLU: Kind = kind("experts.metal", "swiglu", "gates");
 const NORM: Kind = kind("norm.metal", "rms_norm", "norms");
+const LAYER: Kind = kind("norm.metal", "layer_norm", "layer norms");
+const ADD: Kind = kind("elementwise.metal", "add", "sums");
+const COPY: Kind = kind("elementwise.metal", "copy_rows", "copies");
+const COMBINE: Kind = kind("elementwise.metal", "combine", "combinations");
 const ROPE: Kind = kind("rope.metal", "rope", "rotations");
 const ROUTE: Kind = kind("router.metal", "route", "routes");
 const MLA: Kind = kind("attention.metal", "mla_", "attention");
@@ -47,7 +51,7 @@ const SELECT: Kind = kind("select.metal", "select_", "selections");
 const GEMM: Kind = kind("gemm.metal", "gemm_", "prefill");
 
 /// All of them.
-pub const PLANTED: [Planted; 53] = [
+pub const PLANTED: [Planted; 69] = [
     // Decoding: nibbles, signs, offsets, subnormals and NaN of fp8, bytes of a ragged end and of odd addresses.
     planted(MATMUL, "nibbles >> (4 * i) & 15", "nibbles >> (4 * (i ^ 1)) & 15"),
     planted(
@@ -86,10 +90,48 @@ pub const PLANTED: [Planted; 53] = [
     // Barriers: none before the parts are read, none before they are written again.
     planted(
         NORM,
-        "if (lane == 0) part[simd] = sum;\n        threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "if (lane == 0) part[simd] = sum;\n    threadgroup_barrier(mem_flags::mem_threadgroup);",
         "if (lane == 0) part[simd] = sum;",
     ),
     planted(NORM, "lane < simds ? part[lane] : 0.0f", "part[lane]"),
+    planted(
+        LAYER,
+        "    // The sum before may still be read from `part`.\n    threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "",
+    ),
+    // Strides of the other side, the mean of squares, a bias that is forgotten.
+    planted(
+        NORM,
+        "p.to_stride;\n        float sum = 0.0f;\n        for (uint i = tid; i < p.width; i += threads) sum = fma",
+        "p.from_stride;\n        float sum = 0.0f;\n        for (uint i = tid; i < p.width; i += threads) sum = fma",
+    ),
+    planted(
+        LAYER,
+        "p.to_stride;\n        float sum = 0.0f;\n        for (uint i = tid; i < p.width; i += threads) sum +=",
+        "p.width;\n        float sum = 0.0f;\n        for (uint i = tid; i < p.width; i += threads) sum +=",
+    ),
+    planted(LAYER, "squares = fma(apart, apart, squares)", "squares = fma(in[i], in[i], squares)"),
+    planted(LAYER, "* weight[i] + bias[i]", "* weight[i]"),
+    planted(LAYER, "sqrt(variance + p.eps)", "sqrt(variance)"),
+    planted(ADD, "to[i] += from[i]", "to[i] = from[i]"),
+    planted(ADD, "i < p.count; i += threads", "i < p.count; i += p.count"),
+    planted(COPY, "from + ulong(row) * p.from_stride", "from + ulong(row) * p.to_stride"),
+    planted(COPY, "to + ulong(row) * p.to_stride", "to + ulong(row) * p.width"),
+    planted(
+        COPY,
+        "i < p.width; i += groups.x * threads.x) out[i]",
+        "i < p.to_stride; i += groups.x * threads.x) out[i]",
+    ),
+    // Experts of weight zero, another row's weights, the order of the sum, the shared expert.
+    planted(COMBINE, "if ((as_type<uint>(weight) << 1) != 0) sum", "sum"),
+    planted(COMBINE, "weights[row * p.top_k + k]", "weights[k]"),
+    planted(COMBINE, "of_row[ulong(k) * p.width + i]", "of_row[ulong(p.top_k - 1 - k) * p.width + i]"),
+    planted(
+        COMBINE,
+        "sum = fma(weight, of_row[ulong(k) * p.width + i], sum)",
+        "x[ulong(row) * p.width + i] += weight * of_row[ulong(k) * p.width + i]",
+    ),
+    planted(COMBINE, "if (p.has_shared != 0) sum +=", "if (p.has_shared != 0) sum ="),
     planted(
         ROPE,
         "staged[j] = a * c - b * s;\n            staged[half_dim + j] = b * c + a * s;\n        }\n        threadgroup_barrier(mem_flags::mem_threadgroup);\n        for (uint i = tid; i < p.dim; i += threads) at[i] = staged[i];",

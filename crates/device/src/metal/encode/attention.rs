@@ -1,8 +1,9 @@
 //! Launches of attention and of the choice of positions.
 
+use metaltail_kernels::{Attend, ComputeError, Extent, Select, View};
+
 use super::{Grid, ROW_SIMDS, SIMD};
-use crate::kernels::{Indexer, KernelError, LatentAttention};
-use crate::metal::launch::{Argument, Launch};
+use crate::metal::launch::Launch;
 use crate::metal::layout::{narrow, words};
 
 /// Heads that read a position together, as the kernels declare it.
@@ -14,124 +15,131 @@ const SLICES: u32 = 8;
 /// Threads of a softmax and of a choice: the same for any number of positions, since the order of sums depends on it.
 const ROW_THREADS: u32 = 256;
 
-/// Buffers of an attention.
-pub(in crate::metal) struct AttentionBuffers<'a, B> {
-    /// A `Matrix`.
-    pub(in crate::metal) kv_b: &'a B,
-    pub(in crate::metal) queries: &'a B,
-    pub(in crate::metal) keys: &'a B,
-    /// An `AttentionRow` each.
-    pub(in crate::metal) rows: &'a B,
-    /// Positions of all rows that have lists.
-    pub(in crate::metal) lists: &'a B,
+/// Of an `AttentionRow`: it has no list.
+const NO_LIST: u32 = u32::MAX;
+
+/// Some rows of an attention, and where their intermediates lie.
+pub(in crate::metal) struct Attention<'a> {
+    /// All of it.
+    pub(in crate::metal) whole: &'a Attend,
+    /// The first row of this block.
+    pub(in crate::metal) first: usize,
+    /// The rows' counts.
+    pub(in crate::metal) counts: &'a [u32],
+    /// The entry of `kv_b`.
+    pub(in crate::metal) kv_b: &'a [u8],
     /// Rows × heads × (latent + rope).
-    pub(in crate::metal) absorbed: &'a B,
+    pub(in crate::metal) absorbed: View,
     /// Rows × heads × span.
-    pub(in crate::metal) scores: &'a B,
+    pub(in crate::metal) scores: View,
     /// Rows × heads × latent.
-    pub(in crate::metal) mixed: &'a B,
-    pub(in crate::metal) out: &'a B,
+    pub(in crate::metal) mixed: View,
 }
 
-/// A kernel whose parameters come behind its buffers.
-fn launch_of<'a, B>(
-    kernel: &str,
-    buffers: &[&'a B],
-    parameters: &[u8],
-    groups: [u32; 2],
-    threads: u32,
-) -> Launch<'a, B> {
-    let bound = buffers.iter().zip(0u32..).map(|(buffer, index)| Argument::Buffer(index, *buffer, 0));
-    let parameters = Argument::Bytes(buffers.len() as u32, parameters.to_vec());
-    Launch { kernel: kernel.into(), arguments: bound.chain([parameters]).collect(), groups, threads }
+impl Attention<'_> {
+    /// An `AttentionRow` each: how many positions, and where their list begins.
+    fn table(&self) -> Result<Vec<u8>, ComputeError> {
+        let mut table = Vec::with_capacity(2 * self.counts.len());
+        for (row, &count) in self.counts.iter().enumerate() {
+            let listed = self.whole.lists.filter(|_| (count as usize) < self.whole.positions);
+            let first =
+                listed.map(|lists| narrow("positions of all lists", row * lists.top_k)).transpose()?;
+            table.extend([count, first.unwrap_or(NO_LIST)]);
+        }
+        Ok(words(&table))
+    }
+
+    /// The lists of these rows.
+    fn lists(&self) -> Result<Option<Extent>, ComputeError> {
+        let lists = self.whole.lists;
+        let of_rows = |top_k| self.counts.len() * top_k;
+        lists
+            .map(|lists| lists.chosen.plus(self.first * lists.top_k).extent(of_rows(lists.top_k)))
+            .transpose()
+    }
 }
 
-/// The five launches of an attention, one behind the other.
-pub(in crate::metal) fn attend<'a, B>(
-    grid: Grid,
-    attention: &LatentAttention<'_>,
-    buffers: &AttentionBuffers<'a, B>,
-) -> Result<[Launch<'a, B>; 5], KernelError> {
+/// A kernel that reads positions, or stands without them.
+fn with_lists(launch: Launch, lists: Option<Extent>, stand_in: View) -> Launch {
+    match lists {
+        Some(lists) => launch.reads(lists),
+        None => launch.stand_in(stand_in.buffer),
+    }
+}
+
+/// The five launches of an attention, one behind the other. What they touch was checked by [`Attend`]'s footprint.
+pub(in crate::metal) fn attend(grid: Grid, of: &Attention<'_>) -> Result<[Launch; 5], ComputeError> {
     let size = |number| narrow("a size of an attention", number);
-    let (rows, heads) = (size(attention.rows.len())?, size(attention.heads)?);
-    let (lora, span, rope) = (size(attention.lora())?, size(attention.span())?, size(attention.rope)?);
-    let values = size(attention.heads.saturating_mul(attention.value))?;
+    let Attend { heads, nope, rope, value, scale, queries, keys, positions, out, .. } = *of.whole;
+    let (n, lora) = (of.counts.len(), of.whole.lora());
+    let (query, width) = (nope + rope, lora + rope);
+    let span = of.counts.iter().copied().max().unwrap_or(0);
+    let (rows, of_heads) = (size(n)?, size(heads)?);
+    let values = size(heads.saturating_mul(value))?;
     // Kernels count rows × heads, and rows of kv_b, in 32 bits.
-    let both = size(attention.rows.len().saturating_mul(attention.heads))?;
-    size(attention.kv_b.layout().rows())?;
-    let parameters = words(&[
-        rows,
-        heads,
-        size(attention.nope)?,
-        rope,
-        size(attention.value)?,
-        lora,
-        span,
-        attention.scale.to_bits(),
-    ]);
+    let both = size(n.saturating_mul(heads))?;
+    size(of.whole.kv_b.layout.rows())?;
+    let parameters =
+        words(&[rows, of_heads, size(nope)?, size(rope)?, size(value)?, size(lora)?, span, scale.to_bits()]);
+    let table = of.table()?;
+    let queries = queries.plus(of.first * heads * query).extent(n * heads * query)?;
+    let keys = keys.extent(positions * width)?;
+    let absorbed = of.absorbed.extent(n * heads * width)?;
+    let scores = of.scores.extent((n * heads).saturating_mul(span as usize))?;
+    let mixed = of.mixed.extent(n * heads * lora)?;
+    let out = out.plus(of.first * heads * value).extent(n * heads * value)?;
+    let lists = of.lists()?;
     let tile = if rows == 1 { 1 } else { 4 };
-    let head_tiles = grid.cap(rows.saturating_mul(heads.div_ceil(HEADS)));
-    let launch =
-        |kernel: &str, from: &[&'a B], groups, threads| launch_of(kernel, from, &parameters, groups, threads);
-    let b = buffers;
+    let head_tiles = grid.cap(rows.saturating_mul(of_heads.div_ceil(HEADS)));
     // A thread takes eight columns of a latent.
-    let eights = lora.div_ceil(8).max(rope);
-    Ok([
-        launch(
-            &format!("mla_absorb_{tile}"),
-            &[b.kv_b, b.queries, b.absorbed],
-            [grid.cap(eights.div_ceil(2 * SIMD)), grid.cap(heads)],
-            2 * SIMD,
-        ),
-        launch(
-            "mla_scores",
-            &[b.absorbed, b.keys, b.rows, b.lists, b.scores],
-            [grid.cap(span.div_ceil(ROW_SIMDS)), head_tiles],
-            ROW_SIMDS * SIMD,
-        ),
-        launch("mla_softmax", &[b.scores, b.rows], [grid.cap(both), 1], ROW_THREADS),
-        launch(
-            "mla_mix",
-            &[b.scores, b.keys, b.rows, b.lists, b.mixed],
-            [grid.cap(lora.div_ceil(SIMD)), head_tiles],
-            SLICES * SIMD,
-        ),
-        launch(
-            &format!("mla_values_{tile}"),
-            &[b.kv_b, b.mixed, b.out],
-            grid.rows(values, rows.div_ceil(tile)),
-            ROW_SIMDS * SIMD,
-        ),
-    ])
+    let eights = size(lora)?.div_ceil(8).max(size(rope)?);
+    let absorb_groups = [grid.cap(eights.div_ceil(2 * SIMD)), grid.cap(of_heads)];
+    let absorb = Launch::new(format!("mla_absorb_{tile}"), absorb_groups, 2 * SIMD);
+    let absorb = absorb.given(of.kv_b.to_vec()).reads(queries).writes(absorbed);
+    let score_groups = [grid.cap(span.div_ceil(ROW_SIMDS)), head_tiles];
+    let score = Launch::new("mla_scores", score_groups, ROW_SIMDS * SIMD);
+    let score = score.reads(absorbed).reads(keys).given(table.clone());
+    let score = with_lists(score, lists, of.scores).writes(scores);
+    let softmax = Launch::new("mla_softmax", [grid.cap(both), 1], ROW_THREADS);
+    let softmax = softmax.changes(scores).given(table.clone());
+    let mix = Launch::new("mla_mix", [grid.cap(size(lora)?.div_ceil(SIMD)), head_tiles], SLICES * SIMD);
+    let mix = with_lists(mix.reads(scores).reads(keys).given(table), lists, of.scores).writes(mixed);
+    let value_groups = grid.rows(values, rows.div_ceil(tile));
+    let make = Launch::new(format!("mla_values_{tile}"), value_groups, ROW_SIMDS * SIMD);
+    let make = make.given(of.kv_b.to_vec()).reads(mixed).writes(out);
+    Ok([absorb, score, softmax, mix, make].map(|launch| launch.given(parameters.clone())))
 }
 
-/// Scores, then the choice. Buffers: queries, weights, keys, counts, scores (rows × span), chosen (rows × top_k).
-pub(in crate::metal) fn select<'a, B>(
+/// Scores, then the choice, of the rows from `first` on. `scores` are rows × span.
+pub(in crate::metal) fn select(
     grid: Grid,
-    indexer: &Indexer<'_>,
-    [queries, weights, keys, counts, scores, chosen]: [&'a B; 6],
-) -> Result<[Launch<'a, B>; 2], KernelError> {
+    select: &Select,
+    first: usize,
+    counts: &[u32],
+    scores: View,
+) -> Result<[Launch; 2], ComputeError> {
     let size = |number| narrow("a size of an indexer", number);
-    let (rows, span) = (size(indexer.counts.len())?, size(indexer.span())?);
-    size(indexer.counts.len().saturating_mul(indexer.heads))?;
+    let Select { heads, dim, top_k, queries, weights, keys, chosen, .. } = *select;
+    let (n, span) = (counts.len(), counts.iter().copied().max().unwrap_or(0));
+    let rows = size(n)?;
+    size(n.saturating_mul(heads))?;
     let parameters = words(&[
         rows,
-        size(indexer.heads)?,
-        size(indexer.dim)?,
-        size(indexer.top_k)?,
+        size(heads)?,
+        size(dim)?,
+        size(top_k)?,
         span,
-        (indexer.dim as f32).powf(-0.5).to_bits(),
-        (indexer.heads as f32).powf(-0.5).to_bits(),
+        (dim as f32).powf(-0.5).to_bits(),
+        (heads as f32).powf(-0.5).to_bits(),
     ]);
-    let launch =
-        |kernel: &str, from: &[&'a B], groups, threads| launch_of(kernel, from, &parameters, groups, threads);
-    Ok([
-        launch(
-            "select_scores",
-            &[queries, weights, keys, counts, scores],
-            [grid.cap(span.div_ceil(ROW_SIMDS)), grid.cap(rows)],
-            ROW_SIMDS * SIMD,
-        ),
-        launch("select_top", &[scores, counts, chosen], [grid.cap(rows), 1], ROW_THREADS),
-    ])
+    let table = words(counts);
+    let of_rows = |view: View, width: usize| view.plus(first * width).extent(n * width);
+    let scores = scores.extent(n.saturating_mul(span as usize))?;
+    let groups = [grid.cap(span.div_ceil(ROW_SIMDS)), grid.cap(rows)];
+    let score = Launch::new("select_scores", groups, ROW_SIMDS * SIMD);
+    let score = score.reads(of_rows(queries, heads * dim)?).reads(of_rows(weights, heads)?);
+    let score = score.reads(keys.extent(span as usize * dim)?).given(table.clone()).writes(scores);
+    let top = Launch::new("select_top", [grid.cap(rows), 1], ROW_THREADS);
+    let top = top.reads(scores).given(table).writes(of_rows(chosen, top_k)?);
+    Ok([score, top].map(|launch| launch.given(parameters.clone())))
 }

@@ -118,7 +118,7 @@ impl Rig {
             }
         }
         assert_eq!(seen, EXPERTS);
-        assert!(self.device.difference().is_empty(), "{:?}", self.device.difference());
+        assert!(self.device.difference(&[]).is_empty(), "{:?}", self.device.difference(&[]));
         self.store.audit().unwrap();
     }
 
@@ -147,7 +147,7 @@ fn the_ledger_mirrors_a_cache_that_shrinks_and_grows_by_chunks() {
             let gone = before.iter().find(|chunk| !after.contains(chunk)).unwrap();
             assert_eq!(after.len(), before.len() - 1);
             assert!(rig.unregistered() >= round);
-            assert!(rig.device.difference().is_empty(), "before anything is submitted");
+            assert!(rig.device.difference(&[]).is_empty(), "before anything is submitted");
             // SAFETY-free: an address is all that the device gets.
             let touch = Span { base: gone.base, len: 64 };
             let submission = rig.device.residency().submit().unwrap();
