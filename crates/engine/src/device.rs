@@ -5,13 +5,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 #[cfg(feature = "msl-cpu")]
-use metaltail_device::kernels::KernelExperts;
-#[cfg(feature = "msl-cpu")]
-use metaltail_device::metal::{MetalKernels, cpu::CpuLauncher};
+use metaltail_device::metal::{MetalAccelerator, cpu::CpuLauncher};
 use metaltail_device::residency::{
     KeepAlive, KeepAliveError, KeepAliveTimes, Ledger, Mode, Residency, ResidencyError, ResidencyStats,
 };
 use metaltail_device::sim::{Profile, SimDriver, SimExperts, SlabAllocation};
+#[cfg(feature = "msl-cpu")]
+use metaltail_kernels::{AcceleratorExperts, Completion, ComputeError, ExpertTask};
 use metaltail_kernels::{CpuExperts, ExpertCompute};
 use metaltail_store::ArenaView;
 
@@ -100,6 +100,31 @@ pub struct DeviceFigures {
     pub residency: ResidencyStats,
 }
 
+/// Experts that are done when they were submitted, as the simulated device takes its arithmetic.
+#[cfg(feature = "msl-cpu")]
+struct AtOnce<E>(E);
+
+#[cfg(feature = "msl-cpu")]
+impl<E: ExpertCompute> ExpertCompute for AtOnce<E> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn begin(&mut self, x: &[f32], hidden: usize, outputs: usize) -> Result<(), ComputeError> {
+        self.0.begin(x, hidden, outputs)
+    }
+
+    fn submit(&mut self, tasks: &[ExpertTask<'_>]) -> Result<Completion, ComputeError> {
+        self.0.submit(tasks)?;
+        self.0.drain()?;
+        Ok(Completion::Done)
+    }
+
+    fn finish(&mut self) -> Result<&[f32], ComputeError> {
+        self.0.finish()
+    }
+}
+
 /// The device of an engine.
 pub(crate) struct Device {
     /// Ends first: it uses the device.
@@ -122,8 +147,8 @@ impl Device {
             DeviceKind::Sim => Device::sim(options, Box::new(cpu), arena),
             #[cfg(feature = "msl-cpu")]
             DeviceKind::SimMetal => {
-                let kernels = MetalKernels::new(CpuLauncher::new(0, 1)).with_weights_in_place();
-                Device::sim(options, Box::new(KernelExperts::new(kernels)), arena)
+                let kernels = MetalAccelerator::new(CpuLauncher::new(0, 1));
+                Device::sim(options, Box::new(AtOnce(AcceleratorExperts::new(kernels))), arena)
             }
         }
     }
