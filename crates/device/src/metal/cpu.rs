@@ -179,10 +179,8 @@ impl CpuLauncher {
         };
         let arguments = launch.arguments.iter().map(argument).collect::<Result<Vec<_>, ComputeError>>()?;
         let open = |open: bool| {
-            let bound = launch.buffers().filter(|_| self.declaring);
-            bound
-                .map(|buffer| self.buffers.get(buffer)?.set_open(open).map_err(failed))
-                .collect::<Result<(), _>>()
+            let mut bound = launch.buffers().filter(|_| self.declaring);
+            bound.try_for_each(|buffer| self.buffers.get(buffer)?.set_open(open).map_err(failed))
         };
         open(true)?;
         let ([x, y], threads) = (launch.groups, [launch.threads, 1, 1]);
