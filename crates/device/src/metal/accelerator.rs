@@ -142,11 +142,6 @@ impl<L: Launcher> MetalAccelerator<L> {
         &self.launcher
     }
 
-    /// The launcher, to ask or change it.
-    pub fn launcher_mut(&mut self) -> &mut L {
-        &mut self.launcher
-    }
-
     /// The held weights.
     pub fn weights(&self) -> &HeldWeights<L::Driver> {
         &self.weights
