@@ -11,6 +11,7 @@
 //! * [`room`]: one account of all that a device holds.
 //! * [`dispatch`]: the boundary to kernels – a kernel's name, its arguments by index, the grid – and its checks.
 //! * [`queue`], [`in_flight`]: submissions, which the ledger knows from their beginning to their end.
+//! * [`launcher`]: launches of an accelerator, kept until they are handed over as one command buffer.
 //! * [`health`]: whether the device was lost; who uses a buffer.
 //! * [`wait`], [`times`]: waiting without spinning; where the time of a submission went.
 //! * [`error`]: what can go wrong, and what to do then.
@@ -22,12 +23,16 @@ pub mod dispatch;
 pub mod error;
 pub mod health;
 pub mod in_flight;
+pub mod launcher;
 pub mod limits;
 pub mod memory;
 pub mod queue;
 pub mod room;
 pub mod times;
 pub mod wait;
+
+#[cfg(test)]
+mod double;
 
 #[cfg(target_os = "macos")]
 mod buffer;
@@ -65,6 +70,10 @@ pub use kernels::{Kernels, MathMode, Source};
 #[cfg(target_os = "macos")]
 pub type MetalQueue = queue::Queue<Kernels>;
 
+/// What an accelerator launches Metal's kernels by.
+#[cfg(target_os = "macos")]
+pub type MetalLauncher = launcher::Launcher<Kernels>;
+
 /// Loaders register memory while another thread submits; a submission may be finished elsewhere than it was made.
 #[cfg(target_os = "macos")]
 const _: () = {
@@ -74,4 +83,5 @@ const _: () = {
     shared::<MetalQueue>();
     sent::<Buffer>();
     sent::<queue::Submitted<Kernels>>();
+    sent::<MetalLauncher>();
 };

@@ -84,6 +84,11 @@ impl<B: Backend> Queue<B> {
         Queue { patience, ..self }
     }
 
+    /// The device.
+    pub fn backend(&self) -> &Arc<B> {
+        &self.backend
+    }
+
     /// The ledger.
     pub fn residency(&self) -> &Arc<Residency<B::Driver>> {
         &self.residency

@@ -160,11 +160,6 @@ impl<L: Launcher> MetalAccelerator<L> {
         &self.launcher
     }
 
-    /// The launcher, to ask or change it.
-    pub fn launcher_mut(&mut self) -> &mut L {
-        &mut self.launcher
-    }
-
     /// Experts lie in `arena`, which is declared to the launcher's residency: chunks that come are declared before a
     /// submission reads them.
     pub fn with_arena(mut self, arena: Arc<DeclaredArena<L::Driver>>) -> Self {

@@ -125,11 +125,11 @@ impl<L: Launcher> MetalAccelerator<L> {
     ) -> Result<Vec<Launch>, ComputeError> {
         let (mut first, mut second) = (Vec::new(), Vec::new());
         let mut inner = origin;
-        for (kind, pairs) in KINDS.into_iter().enumerate() {
+        for (kind, most) in KINDS.into_iter().enumerate() {
             let tiles = narrow("tiles of a submission", tables.tiles[kind].len() / 3)?;
             if tiles > 0 {
                 let extent = inner.extent(tables.inner[kind])?;
-                let tiles = (tile_of(pairs), 1 + kind, tiles);
+                let tiles = (tile_of(most), 1 + kind, tiles);
                 let [gate_up, down] = encode::experts(self.grid, experts, tiles, (origin, extent));
                 first.push(gate_up);
                 second.push(down);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use metaltail_device::kernels::{HostKernels, Indexer, KernelDevice, Norm, Router, Strided};
 use metaltail_device::metal::cpu::CpuLauncher;
-use metaltail_device::metal::{Launch, Launcher, MetalAccelerator};
+use metaltail_device::metal::{Argument, Launch, Launcher, MetalAccelerator};
 use metaltail_device::residency::{HeldWeights, Mode, Placement, Residency, Span};
 use metaltail_device::sim::SimDriver;
 use metaltail_kernels::{Buffer, ComputeError, Footprint};
@@ -193,6 +193,8 @@ enum Forgets {
     /// What kernels reach through addresses.
     Reached,
     Barriers,
+    /// Where a matrix begins: the kernel goes a row too far.
+    Place,
     /// And what launches touch, so that the simulated device has nothing to object to.
     BarriersAndFootprints,
 }
@@ -235,7 +237,7 @@ impl Launcher for Forgetful {
     }
 
     fn barrier(&mut self) {
-        if self.forgets == Forgets::Reached {
+        if matches!(self.forgets, Forgets::Reached | Forgets::Place) {
             self.launcher.barrier();
         }
     }
@@ -243,6 +245,17 @@ impl Launcher for Forgetful {
     fn launch(&mut self, mut launch: Launch, reached: &[Span]) -> Result<(), ComputeError> {
         if self.forgets == Forgets::BarriersAndFootprints {
             launch.footprint = Footprint::default();
+        }
+        if self.forgets == Forgets::Place {
+            for argument in &mut launch.arguments {
+                if let Argument::Bytes(0, matrix) = argument {
+                    let [mut weights, mut row_bytes] = [[0; 8]; 2];
+                    weights.copy_from_slice(&matrix[..8]);
+                    row_bytes[..4].copy_from_slice(&matrix[28..32]);
+                    let next = u64::from_le_bytes(weights) + u64::from_le_bytes(row_bytes);
+                    matrix[..8].copy_from_slice(&next.to_le_bytes());
+                }
+            }
         }
         let reached = if self.forgets == Forgets::Reached { &[] } else { reached };
         self.launcher.launch(launch, reached)
@@ -270,6 +283,17 @@ fn what_is_not_declared_cannot_be_read() {
         let refused = Pass::new(5, 3, 40, 20).run(&mut device, "experts").unwrap_err();
         assert!(refused.contains("the kernel met memory that is none of its own"), "{refused}");
     }
+}
+
+#[test]
+fn a_row_behind_the_end_of_weights_is_not_read() {
+    let setup = Setup::default();
+    let forgetful = Forgetful { launcher: setup.launcher(), forgets: Forgets::Place };
+    let mut device = setup.host(setup.accelerator(forgetful));
+    let mut numbers = Numbers::new(3);
+    let (m, x) = (numbers.matrix(Format::Int8Row, 5, 40), numbers.floats(40));
+    let refused = product(&mut device, "a product", &m, &x).unwrap_err();
+    assert!(refused.contains("the kernel met memory that is none of its own"), "{refused}");
 }
 
 /// Experts in memory that nobody has declared.

@@ -1,153 +1,16 @@
 //! A queue over a device of the imagination, whose command buffers end when a test says so.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Instant;
 
-use metaltail_device::residency::{DriverError, Ledger, Limits, Mode, SetId};
+use metaltail_device::residency::{Ledger, Mode};
 
 use super::*;
+use crate::double::{Driver, Encoder, Gpu, PAGE, span};
 use crate::error::{COMMAND_BUFFER_DOMAIN, Failure, FailureKind};
-use crate::health::{Use, Uses};
+use crate::health::Uses;
 use crate::in_flight::State;
-use crate::times::Stamps;
-use crate::wait::Latch;
-
-const PAGE: usize = 16384;
-
-fn span(page: usize) -> Span {
-    Span { base: page * PAGE, len: PAGE }
-}
-
-/// Knows memory at its own address plus a gibibyte.
-#[derive(Default)]
-struct Driver {
-    known: BTreeSet<Span>,
-    declared: Vec<Span>,
-}
-
-impl ResidencyDriver for Driver {
-    fn limits(&self) -> Limits {
-        Limits { sets: 4, working_set: 1 << 30, setting: None, allocation: 1 << 30 }
-    }
-    fn now(&self) -> Duration {
-        Duration::ZERO
-    }
-    fn wrap(&mut self, span: Span) -> Result<(), DriverError> {
-        self.known.insert(span);
-        Ok(())
-    }
-    fn unwrap(&mut self, span: Span) {
-        self.known.remove(&span);
-    }
-    fn create_set(&mut self) -> Result<SetId, DriverError> {
-        Ok(SetId(0))
-    }
-    fn add(&mut self, _: SetId, _: Span) -> Result<(), DriverError> {
-        Ok(())
-    }
-    fn remove(&mut self, _: SetId, _: Span) -> Result<(), DriverError> {
-        Ok(())
-    }
-    fn commit(&mut self, _: SetId) -> Result<(), DriverError> {
-        Ok(())
-    }
-    fn request(&mut self, _: SetId) -> Result<(), DriverError> {
-        Ok(())
-    }
-    fn release(&mut self, _: SetId) -> Result<(), DriverError> {
-        Ok(())
-    }
-    fn declare(&mut self, spans: &[Span]) -> Result<(), DriverError> {
-        self.declared = spans.to_vec();
-        Ok(())
-    }
-}
-
-/// A command buffer that a test ends.
-#[derive(Clone, Default)]
-struct Remote {
-    state: Arc<Mutex<Option<(State, i64)>>>,
-    ended: Arc<Mutex<Option<Arc<Latch>>>>,
-}
-
-impl Remote {
-    fn end(&self, state: State, code: i64) {
-        *self.state.lock().unwrap() = Some((state, code));
-        self.ended.lock().unwrap().as_ref().expect("it was handed over").open();
-    }
-}
-
-impl Command for Remote {
-    fn commit(&self, ended: Arc<Latch>) {
-        assert!(self.ended.lock().unwrap().replace(ended).is_none(), "handed over twice");
-    }
-    fn state(&self) -> State {
-        self.state.lock().unwrap().map_or(State::Scheduled, |(state, _)| state)
-    }
-    fn failure(&self) -> Failure {
-        let code = self.state.lock().unwrap().map_or(0, |(_, code)| code);
-        Failure::new(COMMAND_BUFFER_DOMAIN.into(), code, "a message".into())
-    }
-    fn stamps(&self) -> Stamps {
-        Stamps { gpu_start: 1.0, gpu_end: 1.25, schedule_start: 0.5, schedule_end: 0.625 }
-    }
-    fn block(&self) {
-        let ended = self.ended.lock().unwrap().clone().expect("it was handed over");
-        ended.wait(Duration::from_secs(60)).expect("a test ends what it begins");
-    }
-}
-
-#[derive(Default)]
-struct Gpu {
-    health: Arc<Health>,
-    capturing: AtomicBool,
-    /// Refuses the next command buffer.
-    full: AtomicBool,
-    last: Mutex<Remote>,
-}
-
-#[derive(Default)]
-struct Encoder {
-    declared: Vec<Span>,
-    uses: Vec<Use>,
-    dispatches: u64,
-}
-
-impl Backend for Gpu {
-    type Driver = Driver;
-    type Encoder<'a> = Encoder;
-    type Command = Remote;
-
-    fn health(&self) -> &Health {
-        &self.health
-    }
-    fn is_capturing(&self) -> bool {
-        self.capturing.load(Ordering::Relaxed)
-    }
-    fn address(driver: &Driver, span: Span) -> Option<u64> {
-        driver.known.iter().find(|known| known.contains(span)).map(|_| span.base as u64 + (1 << 30))
-    }
-    fn begin(&self, driver: &mut Driver) -> Result<Encoder, MetalError> {
-        match self.full.swap(false, Ordering::Relaxed) {
-            true => Err(MetalError::NotMade { what: "a command buffer".into() }),
-            false => Ok(Encoder { declared: std::mem::take(&mut driver.declared), ..Encoder::default() }),
-        }
-    }
-    fn commit(&self, encoder: Encoder) -> InFlight<Remote> {
-        let command = Remote::default();
-        *self.last.lock().unwrap() = command.clone();
-        let (health, encode) = (Arc::clone(&self.health), Duration::from_millis(3));
-        InFlight::start(command, health, encoder.uses, encoder.dispatches, encode)
-    }
-}
-
-impl Gpu {
-    fn end_last(&self, state: State, code: i64) {
-        self.last.lock().unwrap().end(state, code);
-    }
-}
 
 fn queue() -> (Arc<Gpu>, Queue<Gpu>) {
     let gpu = Arc::<Gpu>::default();
@@ -238,7 +101,7 @@ fn a_device_that_is_lost_while_encoding_is_handed_nothing() {
         one(encoder)
     });
     assert!(matches!(lost, Err(MetalError::Lost(_))));
-    assert!(gpu.last.lock().unwrap().ended.lock().unwrap().is_none(), "something was handed over");
+    assert!(gpu.commands.lock().unwrap().is_empty(), "something was handed over");
     assert!(!in_flight(&queue));
 }
 
@@ -297,7 +160,7 @@ fn a_buffer_stays_in_use_until_the_end_was_noticed() {
 fn several_submissions_are_in_flight_and_end_in_any_order() {
     let (gpu, queue) = queue();
     let mut first = queue.submit(one).unwrap();
-    let of_first = gpu.last.lock().unwrap().clone();
+    let of_first = gpu.last();
     let mut second = queue.submit(one).unwrap();
     gpu.end_last(State::Completed, 0);
     queue.finish(&mut second).unwrap();
