@@ -8,11 +8,13 @@ mod attention;
 mod check;
 mod host;
 mod reference;
+mod self_check;
 
 pub use attention::{Indexer, LatentAttention, Positions};
 pub use check::{KernelError, Sizes};
 pub use host::HostKernels;
 pub use reference::Reference;
+pub use self_check::self_check;
 
 use metaltail_kernels::ExpertTask;
 use metaltail_quant::MatrixRef;

@@ -23,7 +23,7 @@ pub enum EngineError {
     /// The memory budget is refused; the sum is in the message.
     #[error(transparent)]
     Budget(#[from] metaltail_store::BudgetError),
-    /// A demanded limit is above the machine's or a control group's.
+    /// A demanded limit is above the machine's, a control group's or an accelerator's.
     #[error("{refusal}\nthe model needs, experts apart: {demand}")]
     Limit {
         /// The refusal.
@@ -34,6 +34,14 @@ pub enum EngineError {
     /// A file of pins or usage is refused.
     #[error(transparent)]
     Usage(metaltail_store::usage::UsageError),
+    /// An accelerator was asked for that there is not, or that cannot be used.
+    #[error("--device {device} cannot be had: {reason}")]
+    NoDevice {
+        /// Its name.
+        device: &'static str,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// An accelerator was asked for and computed nothing.
     #[error("the {device} device computed no expert, although experts were used")]
     DeviceIdle {

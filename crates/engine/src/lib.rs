@@ -21,7 +21,7 @@ pub mod telemetry;
 mod upkeep;
 pub mod usage;
 
-pub use device::{DeviceFigures, DeviceKind, DeviceOptions};
+pub use device::{AcceleratorFacts, DeviceFigures, DeviceKind, DeviceOptions, accelerator_facts};
 pub use engine::Engine;
 pub use error::EngineError;
 pub use metaltail_device::residency::{Difference, KeepAliveTimes, Mode as ResidencyMode, SlabAllocation};

@@ -4,8 +4,9 @@ use metaltail_container::{Checkpoint, ExpertPlace, Inventory, TensorSpec};
 use metaltail_kernels::default_threads;
 use metaltail_model::{AttentionPlan, FfnPlan, KvCache, LayerPlan, Plan};
 use metaltail_store::budget::term;
-use metaltail_store::{Budget, BudgetError, Fit, Geometry, Machine, StoreConfig, Wanted};
+use metaltail_store::{Budget, BudgetError, DeviceLimit, Fit, Geometry, Machine, StoreConfig, Wanted};
 
+use crate::device::accelerator_facts;
 use crate::error::EngineError;
 use crate::options::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions};
 use crate::pins::{self, PinMode};
@@ -178,6 +179,7 @@ pub fn settle<E: From<EngineError>>(
 ) -> Result<Settled, E> {
     let machine = Machine::probe()
         .map_err(|error| EngineError::Setting(format!("cannot read the machine's memory: {error}")))?;
+    let device = accelerator_facts(&options.device)?.map(|facts| facts.limit());
     let threads = options.threads.unwrap_or_else(default_threads).max(1);
     let loaders = options.loaders.unwrap_or_else(StoreConfig::default_loaders);
     if loaders == 0 {
@@ -190,7 +192,7 @@ pub fn settle<E: From<EngineError>>(
         let demand = demand(context, prefill_chunk, threads)?;
         let staging = if options.prefetch.unwrap_or(true) { staging(plan) } else { 0 };
         let wanted = Wanted { cap: options.cap, in_flight: None, loaders, staging };
-        let fitted = budget(&machine, options.ram, &demand).and_then(|mut budget| {
+        let fitted = budget(&machine, options.ram, device, &demand).and_then(|mut budget| {
             let fit = budget.fit_cap(geometry, wanted)?;
             Ok((budget, fit))
         });
@@ -214,7 +216,9 @@ pub fn settle<E: From<EngineError>>(
                 context /= 2;
             }
             Err(EngineError::Budget(
-                refusal @ (BudgetError::AboveCgroup { .. } | BudgetError::AboveMachine { .. }),
+                refusal @ (BudgetError::AboveCgroup { .. }
+                | BudgetError::AboveMachine { .. }
+                | BudgetError::AboveDevice { .. }),
             )) => return Err(EngineError::Limit { refusal: Box::new(refusal), demand }.into()),
             Err(error) => return Err(error.into()),
         }
@@ -240,10 +244,18 @@ fn context(options: &EngineOptions, plan: &Plan) -> Result<usize, EngineError> {
 /// A budget with everything but the expert slots charged.
 ///
 /// # Errors
-/// An explicit limit above the machine's or a control group's.
-fn budget(machine: &Machine, ram: Option<u64>, demand: &Demand) -> Result<Budget, EngineError> {
+/// An explicit limit above the machine's, a control group's or the accelerator's.
+fn budget(
+    machine: &Machine,
+    ram: Option<u64>,
+    device: Option<DeviceLimit>,
+    demand: &Demand,
+) -> Result<Budget, EngineError> {
     let mut budget = Budget::new(machine, ram)?;
     budget.charge(term::PROGRAM, demand.program);
+    if let Some(device) = device {
+        budget.hold_to(device)?;
+    }
     budget.charge(term::DENSE, demand.dense);
     budget.charge(term::KV, demand.kv);
     budget.charge(term::SCRATCH, demand.scratch);

@@ -9,7 +9,7 @@ use metaltail_kernels::{Buffer, ComputeError};
 use crate::dispatch::{self, Dispatch, Shape};
 use crate::error::MetalError;
 use crate::queue::{Backend, Queue, Submitted};
-use crate::times::Figures;
+use crate::times::SharedFigures;
 
 const NAME: &str = "metal";
 
@@ -87,9 +87,9 @@ impl<B: LaunchBackend> Launcher<B> {
         Launcher { in_flight: Vec::new(), recorded: Vec::new(), buffers: Buffers::new(NAME), queue }
     }
 
-    /// Where the time of all submissions went that were waited for.
-    pub fn figures(&self) -> Figures {
-        self.queue.figures()
+    /// Where the time of all submissions goes that were waited for.
+    pub fn figures(&self) -> SharedFigures {
+        self.queue.shared_figures()
     }
 
     /// Adds a launch to a command buffer.
@@ -200,12 +200,9 @@ impl<B: LaunchBackend + Send + Sync> metal::Launcher for Launcher<B> {
 
 #[cfg(target_os = "macos")]
 mod on_macos {
-    use metaltail_device::metal::MetalAccelerator;
-    use metaltail_device::residency::{Ledger, Mode};
-
-    use super::{Arc, Dispatch, LaunchBackend, Launcher, Memory, MetalError, Queue, Residency};
+    use super::{Dispatch, LaunchBackend, Memory, MetalError};
     use crate::dispatch::Encoder;
-    use crate::{Buffer, Gpu, Kernels, MathMode, MetalDriver, MetalEncoder, Source};
+    use crate::{Buffer, Kernels, MetalEncoder};
 
     impl Memory for Buffer {
         fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MetalError> {
@@ -233,32 +230,6 @@ mod on_macos {
 
         fn barrier(encoder: &mut MetalEncoder<'_>) {
             Encoder::barrier(encoder);
-        }
-    }
-
-    impl Gpu {
-        /// An accelerator on this device, with the kernels compiled for it.
-        ///
-        /// What is registered with its residency must stay mapped until it was unregistered. The weights that it holds
-        /// do; whoever declares a cache's arena takes care of that memory.
-        ///
-        /// # Errors
-        /// What Metal's compiler refuses.
-        pub fn accelerator(
-            self: &Arc<Gpu>,
-            mode: Mode,
-        ) -> Result<MetalAccelerator<Launcher<Kernels>>, MetalError> {
-            let source = metaltail_device::metal::source();
-            let sources = [Source { name: "metaltail.metal", text: &source }];
-            // SAFETY: only the accelerator launches these kernels (nobody else gets its launcher to change), with
-            // operations that it has checked against their buffers, and with addresses of declared memory. They
-            // write to their buffers alone: the kernels' tests stop one that does not.
-            let kernels = unsafe { Kernels::compile(self, &sources, MathMode::Safe)? };
-            // SAFETY: held weights are unregistered before they are unmapped, and stay mapped where that is refused;
-            // others who register memory were told.
-            let driver = unsafe { MetalDriver::new(Arc::clone(self)) };
-            let residency = Arc::new(Residency::new(Ledger::new(driver, mode)));
-            Ok(MetalAccelerator::new(Launcher::new(Queue::new(kernels, residency))))
         }
     }
 }

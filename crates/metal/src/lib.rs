@@ -49,6 +49,8 @@ mod gpu;
 #[cfg(target_os = "macos")]
 mod kernels;
 #[cfg(target_os = "macos")]
+mod open;
+#[cfg(target_os = "macos")]
 mod sysctl;
 
 pub use error::{Failure, FailureKind, MetalError};
@@ -65,14 +67,12 @@ pub use encoder::MetalEncoder;
 pub use gpu::Gpu;
 #[cfg(target_os = "macos")]
 pub use kernels::{Kernels, MathMode, Source};
+#[cfg(target_os = "macos")]
+pub use open::{Accelerator, Opened};
 
 /// A queue of Metal's.
 #[cfg(target_os = "macos")]
 pub type MetalQueue = queue::Queue<Kernels>;
-
-/// What an accelerator launches Metal's kernels by.
-#[cfg(target_os = "macos")]
-pub type MetalLauncher = launcher::Launcher<Kernels>;
 
 /// Loaders register memory while another thread submits; a submission may be finished elsewhere than it was made.
 #[cfg(target_os = "macos")]
@@ -83,5 +83,5 @@ const _: () = {
     shared::<MetalQueue>();
     sent::<Buffer>();
     sent::<queue::Submitted<Kernels>>();
-    sent::<MetalLauncher>();
+    sent::<Accelerator>();
 };

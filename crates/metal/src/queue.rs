@@ -1,7 +1,7 @@
 //! Submissions that the residency ledger knows.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use metaltail_device::residency::{Residency, ResidencyDriver, ResidencyError, Span, Submission};
@@ -9,7 +9,7 @@ use metaltail_device::residency::{Residency, ResidencyDriver, ResidencyError, Sp
 use crate::error::MetalError;
 use crate::health::Health;
 use crate::in_flight::{Command, InFlight};
-use crate::times::{Figures, SubmissionTimes};
+use crate::times::{Figures, SharedFigures, SubmissionTimes};
 
 /// How long a submission is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ pub struct Queue<B: Backend> {
     backend: Arc<B>,
     residency: Arc<Residency<B::Driver>>,
     patience: Duration,
-    figures: Mutex<Figures>,
+    figures: SharedFigures,
 }
 
 /// A submission in flight. Dropping it waits for its end and tells the ledger.
@@ -76,7 +76,7 @@ impl<B: Backend> fmt::Debug for Submitted<B> {
 impl<B: Backend> Queue<B> {
     /// Runs what `backend` has on what `residency` declares; both must be of one device.
     pub fn new(backend: Arc<B>, residency: Arc<Residency<B::Driver>>) -> Queue<B> {
-        Queue { backend, residency, patience: PATIENCE, figures: Mutex::default() }
+        Queue { backend, residency, patience: PATIENCE, figures: SharedFigures::default() }
     }
 
     /// Waits less, or longer, for submissions.
@@ -148,13 +148,18 @@ impl<B: Backend> Queue<B> {
         }
         submitted.end();
         let times = waited?;
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner).add(dispatches, &times);
+        self.figures.add(dispatches, &times);
         Ok(times)
     }
 
     /// Sums over all submissions that were waited for and ended well.
     pub fn figures(&self) -> Figures {
-        *self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+        self.figures.get()
+    }
+
+    /// The same, to look at while the queue works.
+    pub fn shared_figures(&self) -> SharedFigures {
+        self.figures.clone()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Where the time of a submission went.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// What a command buffer says after its end, in seconds of the system's clock.
@@ -80,6 +81,22 @@ impl Figures {
         self.gpu += times.gpu;
         self.schedule += times.schedule;
         self.stall += times.stall();
+    }
+}
+
+/// [`Figures`] that others look at while submissions come to an end.
+#[derive(Clone, Debug, Default)]
+pub struct SharedFigures(Arc<Mutex<Figures>>);
+
+impl SharedFigures {
+    /// As they are now.
+    pub fn get(&self) -> Figures {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a submission.
+    pub(crate) fn add(&self, dispatches: u64, times: &SubmissionTimes) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).add(dispatches, times);
     }
 }
 

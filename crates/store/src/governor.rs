@@ -81,7 +81,8 @@ pub struct Governor {
 impl Governor {
     /// A governor of a process with this budget. Without `growth` it only gives back.
     pub fn new(budget: &Budget, growth: bool) -> Governor {
-        let ceiling = (budget.source == LimitSource::Explicit).then_some(budget.limit);
+        let held = matches!(budget.source, LimitSource::Explicit | LimitSource::Device(_));
+        let ceiling = held.then_some(budget.limit);
         let (limit, calm_at) = (budget.limit, Duration::ZERO);
         Governor { limit, ceiling, growth, probed: None, pressed: None, risen: None, calm_at, swapped: 0 }
     }

@@ -29,7 +29,7 @@ pub mod trace;
 pub mod usage;
 
 pub use arena::{ArenaChunk, ArenaView, PAGE};
-pub use budget::{Budget, BudgetError, Fit, LimitSource, Term, Wanted};
+pub use budget::{Budget, BudgetError, DeviceLimit, Fit, LimitSource, Term, Wanted};
 pub use error::StoreError;
 pub use event::{EvictReason, LoadRank, Observer, Silent, StoreEvent, Tier};
 pub use fetch::Fetch;

@@ -5,11 +5,12 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use metaltail_container::{ExpertPlace, Extent, PartPlace, RunOffset};
 use metaltail_quant::{Format, MatrixLayout};
 
+use crate::arena::{Arena, ArenaView};
 use crate::event::{Observer, StoreEvent};
 use crate::io::ExpertReader;
 
@@ -21,6 +22,14 @@ pub fn place(runs: &[Extent]) -> ExpertPlace {
     let layout = MatrixLayout::new(Format::Int8Row, 1, 1).expect("a 1 × 1 matrix has a layout");
     let part = PartPlace { layout, weights: RunOffset { run: 0, offset: 0 }, scales: None };
     ExpertPlace { runs: runs.to_vec(), parts: [part; 3], checksum: None }
+}
+
+/// An arena without slots.
+///
+/// # Panics
+/// Never: it maps nothing.
+pub fn empty_arena() -> ArenaView {
+    ArenaView(Arc::new(Arena::new(&[]).expect("no slots need no memory")))
 }
 
 /// Files that lie in memory; named `memory-0`, `memory-1`, …

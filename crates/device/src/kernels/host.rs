@@ -42,6 +42,11 @@ impl<A: Accelerator, D: ResidencyDriver> HostKernels<A, D> {
         &self.accelerator
     }
 
+    /// The accelerator, once nothing is in its hands.
+    pub fn into_accelerator(self) -> A {
+        self.accelerator
+    }
+
     fn device(&self, message: String) -> KernelError {
         KernelError::Device { device: self.accelerator.name(), message }
     }

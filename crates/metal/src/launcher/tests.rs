@@ -56,7 +56,7 @@ fn launches_are_kept_and_handed_over_as_one_command_buffer() {
     let wanted = [&line("a"), "barrier", &line("b"), "submit", &line("c"), "submit"];
     assert_eq!(*gpu.log.lock().unwrap(), wanted, "an empty submission is none");
     assert!(!in_flight(&launcher));
-    let figures = launcher.figures();
+    let figures = launcher.figures().get();
     assert_eq!((figures.submissions, figures.dispatches), (2, 3));
     assert_eq!(figures.gpu, Duration::from_millis(500));
 }
