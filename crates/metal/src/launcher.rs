@@ -179,22 +179,22 @@ impl<B: LaunchBackend + Send + Sync> metal::Launcher for Launcher<B> {
     }
 
     fn wait(&mut self) -> Result<(), ComputeError> {
+        let handed = self.submit();
         let mut outcome = Ok(());
-        if let Err(error) = self.submit() {
-            outcome = Err(error);
-        }
         // All that ends is told of, and of several failures the first: those behind it follow from it.
-        while let Some(first) = self.in_flight.first_mut() {
-            match self.queue.finish(first) {
-                // It goes on: its memory stays in use, and so does that of all behind it.
-                Err(slow @ MetalError::TimedOut { .. }) => return Err(failed(slow)),
-                Err(error) => outcome = outcome.and(Err(failed(error))),
-                Ok(_) => {}
-            }
-            drop(self.in_flight.remove(0));
+        for mut submitted in self.in_flight.drain(..) {
+            let ended = loop {
+                match self.queue.finish(&mut submitted) {
+                    // Whoever waited takes memory back after: it has to have ended. The system's watchdog ends what
+                    // runs for ever.
+                    Err(MetalError::TimedOut { .. }) => {}
+                    ended => break ended,
+                }
+            };
+            outcome = outcome.and(ended.map(drop).map_err(failed));
         }
         self.buffers.end_all();
-        outcome
+        outcome.and(handed)
     }
 }
 

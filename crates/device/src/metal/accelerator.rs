@@ -177,11 +177,6 @@ impl<L: Launcher> MetalAccelerator<L> {
         self.counts.clone()
     }
 
-    fn count_submission(&mut self) {
-        let submissions = u64::from(std::mem::take(&mut self.recorded));
-        self.counts.change(|counts| counts.submissions += submissions);
-    }
-
     fn failed(&self, message: String) -> ComputeError {
         ComputeError::Device { device: self.launcher.name(), message }
     }
@@ -390,17 +385,20 @@ impl<L: Launcher> Accelerator for MetalAccelerator<L> {
     }
 
     fn submit(&mut self) -> Result<(), ComputeError> {
+        // Submissions keep their order: nothing of before has to be waited for.
         self.hazards.clear();
-        self.count_submission();
-        self.launcher.submit()
+        let submissions = u64::from(std::mem::take(&mut self.recorded));
+        self.launcher.submit()?;
+        self.counts.change(|counts| counts.submissions += submissions);
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<(), ComputeError> {
-        self.hazards.clear();
-        self.count_submission();
+        let handed = self.submit();
         let ended = self.launcher.wait();
         self.scratch.end_all(&mut self.launcher);
-        ended
+        // What was handed over before failed first.
+        ended.and(handed)
     }
 }
 

@@ -161,6 +161,6 @@ pub trait Launcher: Send {
     /// Hands over what was recorded and waits until all has ended. The wait is passive.
     ///
     /// # Errors
-    /// The first failure. Nothing is in use afterwards, unless it says that work goes on.
+    /// The first failure. Nothing is in use afterwards, whatever happened.
     fn wait(&mut self) -> Result<(), ComputeError>;
 }

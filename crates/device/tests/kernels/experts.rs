@@ -51,7 +51,7 @@ impl Pass {
     }
 
     pub fn run(&self, device: &mut dyn KernelDevice, what: &str) -> Result<Vec<f32>, String> {
-        let tasks: Vec<ExpertTask<'_>> = self.experts.iter().map(Expert::task).collect();
+        let tasks = self.tasks();
         let pass = ExpertPass { x: &self.x, hidden: self.hidden, tasks: &tasks };
         written(what, self.outputs * self.hidden, |out| device.experts(&pass, out))
     }
@@ -139,7 +139,7 @@ pub fn leave_rows_that_nobody_names(device: &mut dyn KernelDevice) -> Outcome {
     for (_, output) in pass.experts.iter_mut().flat_map(|expert| &mut expert.pairs) {
         *output = *output * 2 + 1;
     }
-    let tasks: Vec<ExpertTask<'_>> = pass.experts.iter().map(Expert::task).collect();
+    let tasks = pass.tasks();
     let expert_pass = ExpertPass { x: &pass.x, hidden: 20, tasks: &tasks };
     let mut out = vec![7.5f32; 2 * pass.outputs * 20];
     device.experts(&expert_pass, &mut out).map_err(|error| error.to_string())?;

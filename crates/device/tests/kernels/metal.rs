@@ -13,9 +13,9 @@ use metaltail_quant::Format;
 
 use crate::accelerator::chain;
 use crate::attention::Case;
+use crate::checks::faults;
 use crate::data::{FORMATS, Numbers, product, written};
 use crate::experts::Pass;
-use crate::faults;
 use crate::planted::{PLANTED, Planted, prefix};
 
 pub type Device<L = CpuLauncher> = HostKernels<MetalAccelerator<L>, SimDriver>;

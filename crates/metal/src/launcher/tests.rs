@@ -1,6 +1,6 @@
 //! The launcher over a device of the imagination.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metaltail_device::metal::{Launcher as _, MetalAccelerator};
 use metaltail_device::residency::{Ledger, Mode, ResidencyError};
@@ -110,15 +110,20 @@ fn a_kernel_that_there_is_not_hands_over_nothing() {
 }
 
 #[test]
-fn what_takes_too_long_keeps_its_memory_and_is_waited_for_again() {
+fn the_wait_outlasts_the_queues_patience() {
     let (gpu, mut launcher) = launcher();
     let buffer = launcher.allocate(8).unwrap();
     *gpu.ends.lock().unwrap() = None;
     launcher.launch(launch("a", buffer), &[]).unwrap();
-    assert!(launcher.wait().is_err());
-    assert!(in_flight(&launcher) && launcher.write(buffer, 0, &[1]).is_err());
-    gpu.end_last(State::Completed, 0);
+    launcher.submit().unwrap();
+    let (ender, pause, began) = (Arc::clone(&gpu), Duration::from_millis(30), Instant::now());
+    let ending = std::thread::spawn(move || {
+        std::thread::sleep(pause);
+        ender.end_last(State::Completed, 0);
+    });
     launcher.wait().unwrap();
+    assert!(began.elapsed() >= pause, "it was not over");
+    ending.join().unwrap();
     assert!(!in_flight(&launcher) && launcher.write(buffer, 0, &[1]).is_ok());
 }
 
