@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
+mod accelerator;
 mod answer;
 mod args;
 mod commands;

@@ -154,7 +154,8 @@ fn note_idle_settings(settings: &Settings, engine: &Engine) {
         ("--slab-allocation", settings.slab_allocation.is_some()),
     ];
     for (flag, _) in given.into_iter().filter(|(_, given)| *given) {
-        let text = format!("{flag} has no effect on the processor; it is for --device sim");
+        let text =
+            format!("{flag} has no effect on the processor; it is for --device metal and --device sim");
         engine.telemetry().notice(&text);
     }
 }
@@ -219,10 +220,11 @@ fn policy(settings: &Settings) -> Option<PolicyKind> {
 }
 
 /// The device that the settings name.
-fn device(settings: &Settings) -> DeviceOptions {
+pub fn device(settings: &Settings) -> DeviceOptions {
     DeviceOptions {
         kind: match settings.device {
             None | Some(settings::Device::Auto | settings::Device::Cpu) => DeviceKind::Cpu,
+            Some(settings::Device::Metal) => DeviceKind::Metal,
             Some(settings::Device::Sim) => DeviceKind::Sim,
         },
         residency: match settings.residency {

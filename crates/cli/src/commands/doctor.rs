@@ -18,6 +18,7 @@ use limits::Limits;
 use machine::Hardware;
 use storage::Storage;
 
+use crate::accelerator::Accelerator;
 use crate::commands::inspect;
 use crate::commands::plan::{self, Planned, budget_json};
 use crate::exit::{Failure, Kind};
@@ -40,6 +41,7 @@ struct Examined {
 struct Diagnosis {
     hardware: Hardware,
     limits: Limits,
+    accelerator: Option<Accelerator>,
     /// What the budget is without a model; a demand that cannot be is a refusal.
     budget: Result<Budget, String>,
     here: Storage,
@@ -147,7 +149,8 @@ impl Diagnosis {
             findings.extend(model.findings(&limits));
         }
         findings.sort_by_key(|finding| finding.severity);
-        Diagnosis { hardware, limits, budget, here: Storage::of(Path::new(".")), model, findings }
+        let (here, accelerator) = (Storage::of(Path::new(".")), Accelerator::found(settings));
+        Diagnosis { hardware, limits, accelerator, budget, here, model, findings }
     }
 
     /// The budget with a model's terms, else without any.
@@ -170,6 +173,7 @@ impl Diagnosis {
         Ok(json!({
             "machine": self.hardware,
             "limits": self.limits.to_json(),
+            "accelerator": self.accelerator.as_ref().map(Accelerator::to_json),
             "storage": self.here,
             "memory": self.budget().map(budget_json),
             "bound": self.report().map(plan::Report::bound_json),
@@ -181,6 +185,10 @@ impl Diagnosis {
     fn to_words(&self) -> String {
         let mut rows = self.hardware.rows();
         rows.extend(self.limits.rows());
+        if let Some(accelerator) = &self.accelerator {
+            rows.push(["accelerator".into(), accelerator.words()]);
+            rows.extend(accelerator.lines().iter().map(|line| [String::new(), line.clone()]));
+        }
         let storage = self.model.as_ref().map_or(&self.here, |model| &model.storage);
         rows.push(["storage".into(), storage.to_words()]);
         let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();

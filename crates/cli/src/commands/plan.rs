@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 
 use drive::DriveProbe;
 
+use crate::accelerator::Accelerator;
 use crate::args::PlanArgs;
 use crate::exit::{Failure, Kind};
 use crate::opened::chosen;
@@ -53,6 +54,7 @@ pub struct Report {
     pub drive: Result<DriveProbe, String>,
     /// How fast decoding can be.
     pub bound: Bound,
+    accelerator: Option<Accelerator>,
 }
 
 /// Plans.
@@ -102,6 +104,7 @@ impl Report {
             memory,
             drive,
             bound,
+            accelerator: Accelerator::named(settings),
         })
     }
 
@@ -148,6 +151,7 @@ impl Report {
             "kind": self.planned.kind(),
             "assumed_formats": self.planned.assumed(),
             "memory": budget_json(&self.budget),
+            "accelerator": self.accelerator.as_ref().map(Accelerator::to_json),
             "experts": self.experts_json(),
             "token": self.token_json(),
             "bound": self.bound_json(),
@@ -210,6 +214,9 @@ impl Report {
             self.context,
             self.budget
         );
+        if let Some(accelerator) = &self.accelerator {
+            text.push_str(&format!("accelerator {}\n", accelerator.words()));
+        }
         text.push_str(&self.bound_words());
         self.notices().iter().for_each(|notice| text.push_str(&format!("note: {notice}\n")));
         text

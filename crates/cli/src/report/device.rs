@@ -20,7 +20,8 @@ pub fn device(engine: &Engine, lookups: u64) -> Value {
         "kernel_seconds": of.map(|f| f.kernel_seconds),
         "stall_seconds": of.map(|f| f.stall_seconds),
         "coupled_seconds": of.map(|f| f.coupled_seconds),
-        "encode_seconds": null,
+        "encode_seconds": of.and_then(|f| f.encode_seconds),
+        "schedule_seconds": of.and_then(|f| f.schedule_seconds),
     })
 }
 

@@ -81,7 +81,7 @@ pub struct Flags {
     /// Prompt tokens computed at once
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = whole::<1, 65_536>, help_heading = "Computation")]
     pub prefill_chunk: Option<usize>,
-    /// What computes the experts
+    /// What computes
     #[arg(long, value_enum, value_name = "DEVICE", help_heading = "Computation")]
     pub device: Option<Device>,
     /// How memory is declared to an accelerator
@@ -217,6 +217,8 @@ pub enum Device {
     Auto,
     /// The processor
     Cpu,
+    /// The GPU of a Mac. Nobody who wrote it had one: docs/residency.md says what that means
+    Metal,
     /// A simulated accelerator: real text, and what an accelerator's rules for memory would have cost
     Sim,
 }
