@@ -5,10 +5,12 @@
 //! a barrier – with two small kernels, and compares every number with the processor's. It needs no model.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memmap2::{MmapMut, MmapOptions};
 use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyStats, Span};
+use metaltail_kernels::{Accelerator, ComputeError, Op, Order};
+use metaltail_quant::{Format, MatrixLayout, MatrixRef};
 
 use crate::MetalQueue;
 use crate::buffer::Buffer;
@@ -37,6 +39,9 @@ pub enum CheckError {
         /// What it said.
         source: std::io::Error,
     },
+    /// The accelerator refused or failed.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
     /// The GPU read other numbers than the processor wrote.
     #[error("chunk {chunk}: the GPU says {got:#x}, the processor {wanted:#x}")]
     Differs {
@@ -257,4 +262,37 @@ pub fn run(gpu: &Arc<Gpu>, mode: Mode, size: CheckSize) -> Result<CheckRow, Chec
     let (held, allocated) = (gpu.room().held(), gpu.allocated());
     bench.change()?;
     Ok(CheckRow { mode, size, figures, residency, held, allocated })
+}
+
+/// Compiles the engine's own kernels and has one of them multiply by a matrix whose results are whole numbers. How long
+/// the compiler took.
+///
+/// # Errors
+/// What Metal refuses, and numbers that differ.
+pub fn kernels(gpu: &Arc<Gpu>, mode: Mode) -> Result<Duration, CheckError> {
+    let began = Instant::now();
+    let mut accelerator = gpu.accelerator(mode)?;
+    let compiled = began.elapsed();
+    let (rows, cols) = (96, 320);
+    let weight = |at: usize| (at * 7 % 11) as f32 - 5.0;
+    let x: Vec<f32> = (0..cols).map(|col| (col % 5) as f32).collect();
+    let bytes: Vec<u8> = (0..rows * cols).flat_map(|at| weight(at).to_le_bytes()).collect();
+    let unexpected = |error: &dyn std::fmt::Display| CheckError::Unexpected(error.to_string());
+    let layout = MatrixLayout::new(Format::F32, rows, cols).map_err(|error| unexpected(&error))?;
+    let matrix =
+        accelerator.hold(MatrixRef::new(layout, &bytes, &[]).map_err(|error| unexpected(&error))?)?;
+    let (input, out) = (accelerator.buffer(cols)?.view(), accelerator.buffer(rows)?.view());
+    accelerator.write(input, &x)?;
+    accelerator.record(&Op::Product { matrix, x: input, inputs: 1, out, order: Order::Decode })?;
+    accelerator.wait()?;
+    let mut results = vec![0.0; rows];
+    accelerator.read(out, &mut results)?;
+    for (row, got) in results.into_iter().enumerate() {
+        let wanted: f32 = x.iter().enumerate().map(|(col, x)| x * weight(row * cols + col)).sum();
+        if got != wanted {
+            let message = format!("row {row} of a product: the GPU says {got}, the processor {wanted}");
+            return Err(CheckError::Unexpected(message));
+        }
+    }
+    Ok(compiled)
 }
