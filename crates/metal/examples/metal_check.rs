@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 fn checks(wanted: Option<&str>) -> Result<(), metaltail_metal::check::CheckError> {
     use metaltail_device::residency::Mode;
     use metaltail_metal::Gpu;
-    use metaltail_metal::check::{CheckRow, CheckSize, run};
+    use metaltail_metal::check::{CheckRow, CheckSize, kernels, run};
 
     let gpu = Gpu::open(wanted)?;
     println!("metaltail {} on {}", env!("CARGO_PKG_VERSION"), gpu.system());
@@ -40,6 +40,11 @@ fn checks(wanted: Option<&str>) -> Result<(), metaltail_metal::check::CheckError
             }
         }
     }
+    let compiled = kernels(&gpu, Mode::Set)?;
+    println!(
+        "the engine's kernels were compiled in {:.1} s, and compute what the processor does",
+        compiled.as_secs_f64()
+    );
     Ok(())
 }
 

@@ -5,10 +5,13 @@
 //! a barrier – with two small kernels, and compares every number with the processor's. It needs no model.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memmap2::{MmapMut, MmapOptions};
+use metaltail_device::kernels::self_check;
+use metaltail_device::metal::Launcher as _;
 use metaltail_device::residency::{Ledger, Mode, Residency, ResidencyStats, Span};
+use metaltail_kernels::ComputeError;
 
 use crate::MetalQueue;
 use crate::buffer::Buffer;
@@ -37,6 +40,9 @@ pub enum CheckError {
         /// What it said.
         source: std::io::Error,
     },
+    /// The accelerator refused or failed.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
     /// The GPU read other numbers than the processor wrote.
     #[error("chunk {chunk}: the GPU says {got:#x}, the processor {wanted:#x}")]
     Differs {
@@ -257,4 +263,18 @@ pub fn run(gpu: &Arc<Gpu>, mode: Mode, size: CheckSize) -> Result<CheckRow, Chec
     let (held, allocated) = (gpu.room().held(), gpu.allocated());
     bench.change()?;
     Ok(CheckRow { mode, size, figures, residency, held, allocated })
+}
+
+/// Compiles the engine's own kernels and compares a few numbers of each operation with the processor's. How long the
+/// compiler took.
+///
+/// # Errors
+/// What Metal refuses, and numbers that differ.
+pub fn kernels(gpu: &Arc<Gpu>, mode: Mode) -> Result<Duration, CheckError> {
+    let began = Instant::now();
+    let accelerator = gpu.bare_accelerator(mode)?;
+    let compiled = began.elapsed();
+    let residency = Arc::clone(accelerator.launcher().residency());
+    drop(self_check(accelerator, &residency)?);
+    Ok(compiled)
 }

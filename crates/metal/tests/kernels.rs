@@ -28,7 +28,7 @@ fn passes(mode: Mode, offset: usize) {
         // Some virtual machines have none.
         Err(error) => return println!("SKIPPED: {error}"),
     };
-    let accelerator = gpu.accelerator(mode).expect("Metal's compiler takes the kernels");
+    let accelerator = gpu.bare_accelerator(mode).expect("Metal's compiler takes the kernels");
     let experts = HeldWeights::new(Arc::clone(accelerator.launcher().residency()));
     let mut device = HostKernels::new(accelerator, experts).with_offset(offset);
     let faults: Vec<String> = checks::faults(&mut device, "").collect();
