@@ -6,8 +6,8 @@ use metaltail_kernels::{Accelerator, ComputeError, ExpertTask, ExpertWeights};
 use metaltail_quant::{Format, MatrixLayout, OwnedMatrix};
 
 use super::{
-    ExpertPass, HostKernels, Indexer, KernelDevice, KernelError, LatentAttention, Norm, Positions, Reference,
-    Rope, Router, Strided,
+    Combination, ExpertPass, HostKernels, Indexer, KernelDevice, KernelError, LatentAttention, Norm,
+    Positions, Reference, Rope, Router, Strided,
 };
 use crate::residency::{HeldWeights, Residency, ResidencyDriver};
 
@@ -51,11 +51,13 @@ impl Numbers {
 type Check = fn(&mut dyn KernelDevice) -> Result<Vec<f32>, KernelError>;
 
 /// Every check, by what it computes.
-const CHECKS: [(&str, Check); 8] = [
+const CHECKS: [(&str, Check); 10] = [
     ("products", products),
     ("prefill products", prefill),
     ("experts", experts),
     ("norms", norms),
+    ("gates, sums and copies", elements),
+    ("sums of experts", combinations),
     ("rotations", rotations),
     ("choices of experts", routes),
     ("attention", attention),
@@ -138,10 +140,39 @@ fn experts(device: &mut dyn KernelDevice) -> Result<Vec<f32>, KernelError> {
 
 fn norms(device: &mut dyn KernelDevice) -> Result<Vec<f32>, KernelError> {
     let mut numbers = Numbers(4);
-    let (weight, x, mut out) = (numbers.floats(100), numbers.floats(300), vec![0.0; 300]);
-    let norm = Norm { strided: Strided::dense(3, 100), weight: &weight, eps: 1e-6 };
+    let (weight, x, mut out) = (numbers.floats(100), numbers.floats(400), vec![0.0; 300]);
+    let strided = Strided { rows: 3, width: 100, from: 150, to: 100 };
+    let norm = Norm { strided, weight: &weight, eps: 1e-6 };
     device.rms_norm(&norm, &x, &mut out)?;
+    let (bias, mut other) = (numbers.floats(100), vec![0.0; 300]);
+    device.layer_norm(&norm, &bias, &x, &mut other)?;
+    out.extend(other);
     Ok(out)
+}
+
+fn elements(device: &mut dyn KernelDevice) -> Result<Vec<f32>, KernelError> {
+    let mut numbers = Numbers(9);
+    let (gate, up, mut out) = (numbers.floats(300), numbers.floats(300), vec![0.0; 300]);
+    device.swiglu(&gate, &up, &mut out)?;
+    device.add(&up, &mut out)?;
+    let mut to = vec![0.0; 130];
+    device.copy(&Strided { rows: 3, width: 30, from: 100, to: 50 }, &gate, &mut to)?;
+    out.extend(to);
+    Ok(out)
+}
+
+fn combinations(device: &mut dyn KernelDevice) -> Result<Vec<f32>, KernelError> {
+    let mut numbers = Numbers(10);
+    let (products, shared) = (numbers.floats(2 * 3 * 70), numbers.floats(2 * 70));
+    let weights = [0.5, 0.0, -0.25, 1.5, 2.0, 0.125];
+    let mut results = Vec::new();
+    for shared in [None, Some(&shared[..])] {
+        let mut x = numbers.floats(2 * 70);
+        let combination = Combination { weights: &weights, top_k: 3, products: &products, shared, width: 70 };
+        device.combine(&combination, &mut x)?;
+        results.extend(x);
+    }
+    Ok(results)
 }
 
 fn rotations(device: &mut dyn KernelDevice) -> Result<Vec<f32>, KernelError> {
@@ -160,10 +191,9 @@ fn routes(device: &mut dyn KernelDevice) -> Result<Vec<f32>, KernelError> {
     let bias = numbers.floats(64);
     let logits: Vec<f32> = numbers.floats(2 * 64).into_iter().map(|x| (x * 8.0).round() / 4.0).collect();
     let mut results = Vec::new();
-    for softmax in [true, false] {
+    for (softmax, groups) in [(true, None), (false, None), (false, Some((8, 3)))] {
         let bias = Some(&bias[..]).filter(|_| !softmax);
-        let router =
-            Router { experts: 64, top_k: 8, softmax, bias, groups: None, normalise: true, scale: 2.5 };
+        let router = Router { experts: 64, top_k: 8, softmax, bias, groups, normalise: true, scale: 2.5 };
         let routes = device.route(&router, &logits)?;
         results.extend(routes.ids.into_iter().map(|id| id as f32));
         results.extend(routes.weights);

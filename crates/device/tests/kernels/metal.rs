@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use metaltail_device::kernels::{HostKernels, Indexer, KernelDevice, Norm, Router, Strided};
+use metaltail_device::kernels::{HostKernels, Indexer, KernelDevice, Norm, Router, Strided, self_check};
 use metaltail_device::metal::cpu::CpuLauncher;
 use metaltail_device::metal::{Argument, Launch, Launcher, MetalAccelerator};
 use metaltail_device::residency::{HeldWeights, Mode, Placement, Residency, Span};
@@ -356,4 +356,30 @@ fn every_planted_mistake_is_found() {
         }
     }
     assert!(missed.is_empty(), "nothing noticed:\n{}", missed.join("\n"));
+}
+
+/// What is asked of a device before it computes for a user: right kernels pass, and of each operation some mistakes are
+/// noticed (those in rare values and at odd sizes are the suite's to find).
+#[test]
+fn the_check_before_use_passes_right_kernels_and_stops_wrong_ones() {
+    let usual = Setup::default();
+    let accelerator = usual.accelerator(usual.launcher());
+    let residency = Arc::clone(accelerator.launcher().residency());
+    self_check(accelerator, &residency).unwrap();
+    let mut noticed = std::collections::BTreeMap::<&str, [usize; 2]>::new();
+    for (number, plant) in PLANTED.iter().enumerate() {
+        let accelerator =
+            usual.accelerator(usual.launcher()).with_replaced(plant.kind.kernels, &prefix(number));
+        let residency = Arc::clone(accelerator.launcher().residency());
+        let counts = noticed.entry(plant.kind.claims).or_default();
+        counts[1] += 1;
+        if let Err(error) = self_check(accelerator, &residency) {
+            assert!(!error.to_string().contains("no such kernel"), "{error}");
+            counts[0] += 1;
+        }
+    }
+    println!("{noticed:?}");
+    for (claims, [found, all]) in noticed {
+        assert!(3 * found >= all, "{claims}: {found} of {all}");
+    }
 }
