@@ -6,6 +6,7 @@ mod synthetic;
 
 use std::time::{Duration, Instant};
 
+use metaltail_device::sim::Profile;
 use metaltail_engine::{
     DeviceFigures, DeviceKind, DeviceOptions, Engine, EngineError, EngineOptions, KeepAliveTimes, PinMode,
     ResidencyMode, SlabAllocation,
@@ -312,6 +313,35 @@ fn a_cadence_that_keeps_nothing_alive_is_refused() {
     let device = DeviceOptions { keep_alive: Some(times), ..sim(ResidencyMode::Set, SlabAllocation::Arena) };
     let refused = model.try_open(&EngineOptions { device, ..settings() }).err().unwrap();
     assert!(matches!(refused, EngineError::KeepAlive(_)), "{refused}");
+}
+
+/// Point 8 of the design: what may be resident bounds the budget, and what was demanded above it is refused with the
+/// setting that raises it.
+#[test]
+fn the_cache_is_held_to_what_the_device_keeps_resident() {
+    let model =
+        Synthetic::of(metaltail_container::synth::Like::Wide, metaltail_container::synth::SynthFormat::Slab);
+    let open = |working_set: u64, ram: Option<u64>| {
+        let profile = Some(Profile { working_set, ..Profile::m5max() });
+        let device = DeviceOptions { profile, ..sim(ResidencyMode::Set, SlabAllocation::Arena) };
+        let options = EngineOptions { device, ram, cap: None, context: Some(256), ..settings() };
+        model.try_open(&options)
+    };
+    let whole = open(1 << 40, None).unwrap();
+    let wanted = common::greedy(&whole, &random_ids(PROMPT, 256, 4), TOKENS);
+    let term = |budget: &metaltail_store::Budget, name: &str| {
+        budget.terms.iter().filter(|term| term.name == name).map(|term| term.bytes).sum::<u64>()
+    };
+    let budget = whole.budget();
+    let small = budget.total() - term(&budget, "program") - term(&budget, "cached") / 2;
+    let held = open(small, None).unwrap();
+    assert!(held.budget().to_string().contains("what the sim device keeps resident"), "{}", held.budget());
+    assert!(held.store().cached_slots() < whole.store().cached_slots());
+    assert_eq!(common::greedy(&held, &random_ids(PROMPT, 256, 4), TOKENS), wanted);
+    let refused = open(small, Some(4 << 30)).err().unwrap().to_string();
+    for part in ["the sim device keeps", "raise iogpu.wired_limit_mb", "--device cpu", "the model needs"] {
+        assert!(refused.contains(part), "{refused}");
+    }
 }
 
 /// Greedy ids, and by how much each led over the next.

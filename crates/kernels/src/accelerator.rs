@@ -50,6 +50,9 @@ pub trait Accelerator: Send {
     /// Name for messages and reports.
     fn name(&self) -> &'static str;
 
+    /// Says what is about to be held, matrix by matrix, so that there is memory of that size for all of it.
+    fn announce(&mut self, matrices: &[MatrixLayout]);
+
     /// Takes a copy of a matrix, for as long as the device lives. The memory is declared once.
     ///
     /// # Errors

@@ -63,6 +63,7 @@ impl Body {
         loader: &Loader<'_>,
         device: &mut dyn Accelerator,
     ) -> Result<Body, ModelError> {
+        device.announce(&loader.matrices(plan.tied_head)?);
         let mut rotations = Rotations::default();
         let mut layers = Vec::with_capacity(plan.layers.len());
         for (index, layer) in plan.layers.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use metaltail_container::{Checkpoint, Inventory, TensorSpec};
+use metaltail_container::{Checkpoint, Inventory, Role, TensorSpec};
 use metaltail_quant::{Format, MatrixLayout, OwnedMatrix};
 
 use crate::error::ModelError;
@@ -36,6 +36,22 @@ impl<'a> Loader<'a> {
         let matrix = self.checkpoint.read_matrix(self.spec(name)?)?;
         (self.progress)(matrix.layout().bytes() as u64);
         Ok(matrix)
+    }
+
+    /// Layouts of all matrices that a model computes with, as they are held; `tied` for one whose embedding is its head.
+    pub(crate) fn matrices(&self, tied: bool) -> Result<Vec<MatrixLayout>, ModelError> {
+        let mut layouts = Vec::new();
+        for spec in self.specs.values().filter(|spec| !spec.optional) {
+            match spec.role {
+                Role::Norm | Role::Bias | Role::RouterBias => {}
+                Role::Embedding if !tied => {}
+                role if role.keeps_f32() => {
+                    layouts.push(MatrixLayout::new(Format::F32, spec.rows, spec.cols)?)
+                }
+                _ => layouts.push(self.checkpoint.matrix(spec)?.layout),
+            }
+        }
+        Ok(layouts)
     }
 
     /// A matrix that is computed in f32 whatever its stored format (routers).

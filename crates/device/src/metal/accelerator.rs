@@ -9,7 +9,7 @@ use metaltail_kernels::{
     Accelerator, Attend, Buffer, ComputeError, ExpertRows, ExpertTask, Footprint, HeldMatrix, Op, Select,
     View,
 };
-use metaltail_quant::MatrixRef;
+use metaltail_quant::{MatrixLayout, MatrixRef};
 
 use super::encode::{self, Attention, Grid, Norm};
 use super::hazards::Hazards;
@@ -304,6 +304,10 @@ fn is_empty(footprint: &Footprint) -> bool {
 impl<L: Launcher> Accelerator for MetalAccelerator<L> {
     fn name(&self) -> &'static str {
         self.launcher.name()
+    }
+
+    fn announce(&mut self, matrices: &[MatrixLayout]) {
+        self.weights.announce(matrices);
     }
 
     fn hold(&mut self, m: MatrixRef<'_>) -> Result<HeldMatrix, ComputeError> {

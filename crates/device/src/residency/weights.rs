@@ -29,8 +29,8 @@ const ALIGN: usize = 256;
 /// Where matrices lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// One behind the other in mappings of a quarter of what is held already, at most this many bytes; a larger
-    /// matrix has one of its own.
+    /// One behind the other in mappings of what was announced ([`HeldWeights::announce`]), else of a quarter of what is
+    /// held already, at most this many bytes; a larger matrix has one of its own.
     Chunks(usize),
     /// For tests: weights and scales in a mapping each, between so many other bytes, the last of which is followed by
     /// a page that is declared on its own and holds nothing. A launcher that takes away what a kernel does not reach
@@ -101,8 +101,8 @@ pub struct HeldWeights<D: ResidencyDriver> {
     residency: Arc<Residency<D>>,
     placement: Placement,
     chunks: Vec<Chunk>,
-    /// The chunk that is being filled.
-    filling: Option<usize>,
+    /// Bytes of matrices that were announced and are not held yet.
+    announced: usize,
     matrices: Vec<Held>,
     spans: WeightSpans,
 }
@@ -131,7 +131,7 @@ impl<D: ResidencyDriver> HeldWeights<D> {
             residency,
             placement,
             chunks: Vec::new(),
-            filling: None,
+            announced: 0,
             matrices: Vec::new(),
             spans: WeightSpans::default(),
         }
@@ -139,8 +139,17 @@ impl<D: ResidencyDriver> HeldWeights<D> {
 
     /// Places matrices in another way from now on.
     pub fn with_placement(mut self, placement: Placement) -> HeldWeights<D> {
-        (self.placement, self.filling) = (placement, None);
+        self.placement = placement;
         self
+    }
+
+    /// Says what is to come: then chunks are as large as that, and nothing is left over.
+    pub fn announce(&mut self, matrices: &[MatrixLayout]) {
+        let aligned = |bytes: usize| bytes.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
+        let bytes = |layout: &MatrixLayout| {
+            aligned(layout.weight_bytes()).saturating_add(aligned(layout.scale_bytes()))
+        };
+        self.announced = matrices.iter().map(bytes).fold(self.announced, usize::saturating_add);
     }
 
     /// What is declared for them, now and later.
@@ -180,20 +189,20 @@ impl<D: ResidencyDriver> HeldWeights<D> {
         let (weights, scales) = (matrix.weights(), matrix.scales());
         let places = [whole(weights.len(), ALIGN)?, whole(scales.len(), ALIGN)?];
         let wanted = places[0].saturating_add(places[1]);
+        // Wherever there is room: what a large matrix left over is filled by small ones.
         let fits = |chunk: &Chunk| chunk.memory.len() - chunk.used >= wanted;
-        let chunk = match self.filling.filter(|&chunk| self.chunks.get(chunk).is_some_and(fits)) {
+        let chunk = match self.chunks.iter().position(fits) {
             Some(chunk) => chunk,
             None => {
                 let held: usize = self.chunks.iter().map(|chunk| chunk.memory.len()).sum();
-                let bytes = (held / 4).clamp(FIRST.min(bytes), bytes);
-                let chunk = self.map(whole(wanted.max(bytes), PAGES)?, None)?;
-                // What has a mapping of its own leaves the one that is being filled.
-                if wanted < bytes {
-                    self.filling = Some(chunk);
-                }
-                chunk
+                let usual = match self.announced {
+                    0 => (held / 4).max(FIRST),
+                    announced => announced,
+                };
+                self.map(whole(wanted.max(usual.min(bytes)), PAGES)?, None)?
             }
         };
+        self.announced = self.announced.saturating_sub(wanted);
         let mut part = |bytes: &[u8], place: usize| {
             let Chunk { memory, used, .. } = &mut self.chunks[chunk];
             let range = *used..*used + bytes.len();
@@ -210,7 +219,8 @@ impl<D: ResidencyDriver> HeldWeights<D> {
         let body = whole(bytes.len().saturating_add(before).saturating_add(behind), PAGES)?;
         let chunk = self.map(body, Some(PAGES))?;
         let start = body - behind - bytes.len();
-        let memory = &mut self.chunks[chunk].memory;
+        let Chunk { memory, used, .. } = &mut self.chunks[chunk];
+        *used = memory.len();
         memory[start - before..body].fill(0xA5);
         memory[start..start + bytes.len()].copy_from_slice(bytes);
         Ok(Part { chunk, range: start..start + bytes.len() })
@@ -341,6 +351,29 @@ mod tests {
         let spans = weights.spans();
         drop(weights);
         assert!(spans.all().is_empty());
+    }
+
+    #[test]
+    fn what_was_announced_fits_without_a_rest() {
+        let residency = residency();
+        let mut weights = HeldWeights::new(Arc::clone(&residency));
+        let sizes = [1000, 40_000, 3, 20_000, 500];
+        let all: Vec<OwnedMatrix> = sizes.iter().map(|rows| matrix(Format::Int8Row, *rows, 3)).collect();
+        let layouts: Vec<MatrixLayout> = all.iter().map(OwnedMatrix::layout).collect();
+        weights.announce(&layouts);
+        let aligned = |m: &OwnedMatrix| {
+            m.layout().weight_bytes().next_multiple_of(ALIGN)
+                + m.layout().scale_bytes().next_multiple_of(ALIGN)
+        };
+        let bytes: usize = all.iter().map(aligned).sum();
+        for m in &all {
+            weights.hold(m.as_ref()).unwrap();
+        }
+        let stats = residency.stats();
+        assert_eq!((stats.allocations, stats.bytes), (1, bytes.next_multiple_of(PAGES) as u64));
+        // What comes unannounced has room made for it.
+        weights.hold(matrix(Format::Int8Row, 2000, 4).as_ref()).unwrap();
+        assert_eq!(residency.stats().allocations, 2);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use metaltail_kernels::{
     Extent, Footprint, HeldMatrix, Kernels, Numerics, Op, Pool, Rope, Route, Rows, Select, View, layer_norm,
     rms_norm,
 };
-use metaltail_quant::MatrixRef;
+use metaltail_quant::{MatrixLayout, MatrixRef};
 
 use super::driver::SimDriver;
 use crate::kernels::{
@@ -320,6 +320,10 @@ fn of_kernel(error: KernelError) -> ComputeError {
 impl Accelerator for SimAccelerator {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn announce(&mut self, matrices: &[MatrixLayout]) {
+        self.weights.announce(matrices);
     }
 
     fn hold(&mut self, matrix: MatrixRef<'_>) -> Result<HeldMatrix, ComputeError> {

@@ -18,8 +18,15 @@ mod metal;
 #[cfg(feature = "msl-cpu")]
 mod planted;
 
+use std::sync::Arc;
+
 use checks::faults;
-use metaltail_device::kernels::{KernelDevice, Reference};
+
+use metaltail_device::kernels::{HostKernels, KernelDevice, Reference};
+use metaltail_device::residency::{DeclaredArena, HeldWeights, Ledger, Mode, Residency, SlabAllocation};
+use metaltail_device::sim::{Profile, SimAccelerator, SimDriver};
+use metaltail_kernels::{Kernels, Pool};
+use metaltail_store::testing::empty_arena;
 
 /// The suite on one device.
 macro_rules! suite {
@@ -34,6 +41,17 @@ macro_rules! suite {
 }
 
 suite!(the_reference_passes, Reference::new().unwrap());
+suite!(the_simulated_accelerator_passes, sim(Mode::Set));
+suite!(the_simulated_accelerator_passes_declared_each_time, sim(Mode::Walk));
+
+/// The simulated accelerator, with experts in memory that is declared to it.
+fn sim(mode: Mode) -> HostKernels<SimAccelerator, SimDriver> {
+    let ledger = Ledger::new(SimDriver::new(Profile::m5max()), mode);
+    let residency = Arc::new(Residency::new(ledger));
+    let arena = DeclaredArena::new(empty_arena(), SlabAllocation::Arena, Arc::clone(&residency));
+    let accelerator = SimAccelerator::new(Arc::new(arena), Kernels::best(), &Arc::new(Pool::new(1)));
+    HostKernels::new(accelerator, HeldWeights::new(residency)).with_offset(5)
+}
 
 #[cfg(feature = "msl-cpu")]
 mod on_metal {
