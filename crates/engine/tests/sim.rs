@@ -344,73 +344,6 @@ fn the_cache_is_held_to_what_the_device_keeps_resident() {
     }
 }
 
-/// Greedy ids, and by how much each led over the next.
-#[cfg(feature = "msl-cpu")]
-fn ids_with_margins(engine: &metaltail_engine::Engine, prompt: &[u32]) -> (Vec<u32>, Vec<f32>) {
-    let (mut ids, mut margins) = (Vec::new(), Vec::new());
-    let mut session = metaltail_engine::Session::new(engine);
-    let mut next = |logits: &[f32]| {
-        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
-        let others = logits.iter().enumerate().filter(|(id, _)| *id != best);
-        let second = others.map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
-        ids.push(best as u32);
-        margins.push(logits[best] - second);
-        (ids.len() < TOKENS).then_some(best as u32)
-    };
-    session.follow(prompt, &metaltail_model::CancelFlag::new(), &mut next).unwrap();
-    (ids, margins)
-}
-
-/// The Metal kernels in their place: experts in the store's slots, found by address, in several formats. Their sums
-/// have another order than the processor's, so ids agree as far as one leads by more than a rounding.
-#[test]
-#[cfg(feature = "msl-cpu")]
-fn metal_kernels_choose_the_ids_of_the_processor() {
-    use metaltail_container::synth::{Like, SynthFormat};
-    let arms = [(SynthFormat::Slab, ResidencyMode::Set), (SynthFormat::Colibri, ResidencyMode::Walk)];
-    for (format, residency) in arms {
-        let model = Synthetic::of(Like::Tiny, format);
-        let cpu = model.open(&EngineOptions { exact: true, ..settings() });
-        let mut compared = 0;
-        let device = DeviceOptions { kind: DeviceKind::SimMetal, ..sim(residency, SlabAllocation::Arena) };
-        let metal = model.open(&EngineOptions { device, cap: Some(6), ..settings() });
-        for prompt in 0..2 {
-            // Long enough that positions are chosen.
-            let prompt = random_ids(synthetic::INDEX_TOPK + 4, 256, prompt);
-            let (wanted, margins) = ids_with_margins(&cpu, &prompt);
-            let (found, _) = ids_with_margins(&metal, &prompt);
-            common::assert_greedy(&found, &wanted, &margins, 1e-3, "Metal kernels");
-            assert!(metal.device_figures().unwrap().experts > 0);
-            assert!(metal.device_difference().unwrap().is_empty());
-            compared += margins.iter().take_while(|margin| **margin >= 1e-3).count();
-        }
-        assert!(compared > TOKENS, "margins are too small to compare more than {compared} ids");
-    }
-}
-
-/// The demo model's answers to some of the oracle's prompts, at most so many ids of each, on a device.
-fn continues_as_the_oracle_says(
-    device: DeviceOptions,
-    cap: usize,
-    (prompts, most): (std::ops::Range<usize>, usize),
-) {
-    let root = common::root();
-    let oracle = common::json(&root.join("fixtures/hummingbird/oracle.json"));
-    let what = format!("{:?}, {:?}, {:?}, cap {cap}", device.kind, device.residency, device.slabs);
-    let options = EngineOptions { device, cap: Some(cap), context: Some(256), ..EngineOptions::default() };
-    let engine = common::open(&root.join("models/hummingbird-56m"), &options);
-    let cases = oracle["greedy_int4g64"].as_array().unwrap();
-    for (prompt, case) in
-        oracle["greedy"].as_array().unwrap().iter().zip(cases).take(prompts.end).skip(prompts.start)
-    {
-        let mut wanted = common::ids(&case["ids"]);
-        wanted.truncate(most);
-        let found = common::greedy(&engine, &common::ids(&prompt["prompt"]), wanted.len());
-        common::assert_greedy(&found, &wanted, &common::floats(&case["margin"]), 1e-3, &what);
-    }
-    assert!(engine.device_figures().unwrap().experts > 0);
-}
-
 /// A trained model, against an independent implementation. (Where the code is not optimised, one arm stands for
 /// all.)
 #[test]
@@ -422,19 +355,9 @@ fn the_demo_model_continues_as_the_oracle_says() {
                 if full || (cap == 6 && slabs == SlabAllocation::PerExpert && residency == ResidencyMode::Set)
                 {
                     let prompts = if full { 0..3 } else { 0..1 };
-                    continues_as_the_oracle_says(sim(residency, slabs), cap, (prompts, usize::MAX));
+                    common::continues_as_the_oracle_says(sim(residency, slabs), cap, (prompts, usize::MAX));
                 }
             }
         }
     }
-}
-
-#[test]
-#[cfg(feature = "msl-cpu")]
-fn metal_kernels_continue_the_demo_model_as_the_oracle_says() {
-    let device =
-        |residency| DeviceOptions { kind: DeviceKind::SimMetal, ..sim(residency, SlabAllocation::Arena) };
-    continues_as_the_oracle_says(device(ResidencyMode::Set), 6, (0..1, 24));
-    // Shorter: what is declared in the other way is read by the same kernels.
-    continues_as_the_oracle_says(device(ResidencyMode::Walk), 64, (4..5, 6));
 }

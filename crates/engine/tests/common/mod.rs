@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use metaltail_engine::telemetry::Telemetry;
-use metaltail_engine::{Engine, EngineOptions, Flow, GenerateOptions, Session, sampler::Sampling};
+use metaltail_engine::{
+    DeviceOptions, Engine, EngineOptions, Flow, GenerateOptions, Session, sampler::Sampling,
+};
 use metaltail_model::{CancelFlag, MlaForm};
 use serde_json::Value;
 
@@ -67,4 +69,27 @@ pub fn assert_greedy(found: &[u32], wanted: &[u32], margins: &[f32], threshold: 
         assert_eq!(found, wanted, "{what}: step {i}, margin {margin}");
     }
     assert!(found.len() >= wanted.len(), "{what}: {} of {} ids", found.len(), wanted.len());
+}
+
+/// The demo model's answers to some of the oracle's prompts, at most so many ids of each, on a device.
+pub fn continues_as_the_oracle_says(
+    device: DeviceOptions,
+    cap: usize,
+    (prompts, most): (std::ops::Range<usize>, usize),
+) {
+    let root = root();
+    let oracle = json(&root.join("fixtures/hummingbird/oracle.json"));
+    let what = format!("{:?}, {:?}, {:?}, cap {cap}", device.kind, device.residency, device.slabs);
+    let options = EngineOptions { device, cap: Some(cap), context: Some(256), ..EngineOptions::default() };
+    let engine = open(&root.join("models/hummingbird-56m"), &options);
+    let cases = oracle["greedy_int4g64"].as_array().unwrap();
+    for (prompt, case) in
+        oracle["greedy"].as_array().unwrap().iter().zip(cases).take(prompts.end).skip(prompts.start)
+    {
+        let mut wanted = ids(&case["ids"]);
+        wanted.truncate(most);
+        let found = greedy(&engine, &ids(&prompt["prompt"]), wanted.len());
+        assert_greedy(&found, &wanted, &floats(&case["margin"]), 1e-3, &what);
+    }
+    assert!(engine.device_figures().unwrap().experts > 0);
 }
