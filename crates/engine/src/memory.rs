@@ -1,7 +1,7 @@
 //! What a model needs besides experts, and the budget that follows.
 
 use metaltail_container::{Checkpoint, ExpertPlace, Inventory, TensorSpec};
-use metaltail_kernels::default_threads;
+use metaltail_kernels::{MOST_INTERMEDIATE, default_threads};
 use metaltail_model::{AttentionPlan, FfnPlan, KvCache, LayerPlan, Plan};
 use metaltail_store::budget::term;
 use metaltail_store::{Budget, BudgetError, DeviceLimit, Fit, Geometry, Machine, StoreConfig, Wanted};
@@ -105,6 +105,18 @@ fn scratch(plan: &Plan, context: usize, chunk: usize, threads: usize) -> u64 {
     4u64.saturating_mul(rows.saturating_add(selected).saturating_add(scores).saturating_add(logits))
 }
 
+/// What an accelerator takes within an attention: blocks of rows of a bounded size, one row at least.
+fn device_scratch(plan: &Plan, context: usize) -> u64 {
+    let row = plan.layers.iter().map(|layer| match &layer.attention {
+        AttentionPlan::Mla(mla) => {
+            let numbers = (context as u64).saturating_add((2 * mla.kv_lora + mla.rope.dim) as u64);
+            numbers.saturating_mul(4 * mla.heads as u64)
+        }
+        AttentionPlan::Gqa(_) => 0,
+    });
+    row.max().unwrap_or(0).max(MOST_INTERMEDIATE as u64)
+}
+
 /// Floats that one row of a layer needs at a time, generously.
 fn row_floats(layer: &LayerPlan, hidden: usize) -> usize {
     let attention = match &layer.attention {
@@ -192,6 +204,8 @@ pub fn settle<E: From<EngineError>>(
         let demand = demand(context, prefill_chunk, threads)?;
         let staging = if options.prefetch.unwrap_or(true) { staging(plan) } else { 0 };
         let wanted = Wanted { cap: options.cap, in_flight: None, loaders, staging };
+        let scratch = device.map_or(0, |_| device_scratch(plan, context));
+        let demand = Demand { scratch: demand.scratch.saturating_add(scratch), ..demand };
         let fitted = budget(&machine, options.ram, device, &demand).and_then(|mut budget| {
             let fit = budget.fit_cap(geometry, wanted)?;
             Ok((budget, fit))

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use common::{assert_greedy, floats, ids, json, root};
 use metaltail_container::synth::{Like, SynthFormat};
-use metaltail_engine::telemetry::{Event, Listener};
+use metaltail_engine::telemetry::{Event, Figures, Listener, PhaseFigures};
 use metaltail_engine::{DeviceKind, DeviceOptions, Engine, EngineError, EngineOptions, ResidencyMode, score};
 use metaltail_model::{CancelFlag, MlaForm, ModelError, ModelEvent, Predictor};
 use proptest::prelude::*;
@@ -219,6 +219,37 @@ fn guesses_are_those_of_the_processor() {
     let wanted = guesses(&exact());
     assert!(wanted.len() > 8, "{wanted:?}");
     assert_eq!(guesses(&on_sim(exact())), wanted);
+}
+
+/// Case T23: what is chosen, fetched, computed and read counts the same on both ways.
+#[test]
+fn both_ways_account_for_the_same() {
+    let model = Synthetic::tiny();
+    let figures = |options: EngineOptions| {
+        let engine = model.open(&EngineOptions { prefetch: Some(false), loaders: Some(1), ..options });
+        common::greedy(&engine, &random_ids(30, 256, 8), 10);
+        engine.telemetry().figures()
+    };
+    let (processor, device) = (figures(exact()), figures(on_sim(exact())));
+    for (wanted, found) in [(&processor.prefill, &device.prefill), (&processor.decode, &device.decode)] {
+        let counts = |phase: &PhaseFigures| {
+            (
+                phase.rows,
+                phase.selections,
+                phase.lookups,
+                phase.pinned,
+                phase.cached,
+                phase.staged,
+                phase.misses,
+            )
+        };
+        assert_eq!(counts(found), counts(wanted));
+        assert!(found.lookups > 0 && found.sparse_seconds > 0.0);
+        assert!(found.sparse_seconds <= found.seconds, "{found:?}");
+    }
+    let moved = |figures: &Figures| (figures.evictions, figures.io.bytes, figures.io.reads);
+    assert_eq!(moved(&device), moved(&processor));
+    assert!(device.evictions > 0);
 }
 
 proptest! {

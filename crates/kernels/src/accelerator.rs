@@ -15,6 +15,9 @@ use crate::experts::{ComputeError, ExpertTask, check_shapes};
 pub use experts::AcceleratorExperts;
 pub use op::{Attend, Combine, Extent, Footprint, Lists, Op, Order, Rope, Route, Rows, Select, View};
 
+/// The most bytes that a device takes for what lies within an attention, unless one row needs more: what budgets charge.
+pub const MOST_INTERMEDIATE: usize = 16 << 20;
+
 /// Memory of a device: numbers of four bytes, floats or unsigned integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Buffer(pub u32);

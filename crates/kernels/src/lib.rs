@@ -27,7 +27,7 @@ mod neon;
 
 pub use accelerator::{
     Accelerator, AcceleratorExperts, Attend, Buffer, Combine, ExpertRows, Extent, Footprint, HeldMatrix,
-    Lists, Op, Order, Rope, Route, Rows, Select, View,
+    Lists, MOST_INTERMEDIATE, Op, Order, Rope, Route, Rows, Select, View,
 };
 pub use cores::default_threads;
 pub use experts::{Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, ExpertWeights, Numerics};

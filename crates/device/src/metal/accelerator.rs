@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use metaltail_kernels::{
-    Accelerator, Attend, Buffer, ComputeError, ExpertRows, ExpertTask, Footprint, HeldMatrix, Op, Select,
-    View,
+    Accelerator, Attend, Buffer, ComputeError, ExpertRows, ExpertTask, Footprint, HeldMatrix,
+    MOST_INTERMEDIATE, Op, Select, View,
 };
 use metaltail_quant::{MatrixLayout, MatrixRef};
 
@@ -21,8 +21,8 @@ use crate::residency::{DeclaredArena, HeldWeights, Placement, Span, spans_of};
 /// The most threadgroups of a launch in a direction. Metal takes more; a bound keeps positions far from 2³².
 const MOST_GROUPS: u32 = 65_535;
 
-/// The most bytes of scores at a time, unless one row has more.
-const MOST_SCORES: usize = 16 << 20;
+/// The most bytes of scores and of what lies between them and a result, unless one row has more.
+const MOST_SCORES: usize = MOST_INTERMEDIATE;
 
 /// What was done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -262,7 +262,8 @@ impl<L: Launcher> MetalAccelerator<L> {
             }
         }
         let (heads, lora, rope) = (attend.heads, attend.lora(), attend.rope);
-        let block = self.block(heads.saturating_mul(attend.span()).saturating_mul(4), 8);
+        let numbers = attend.span().saturating_add(2 * lora).saturating_add(rope);
+        let block = self.block(heads.saturating_mul(numbers).saturating_mul(4), 8);
         let rows = block.min(attend.counts.len());
         let absorbed = self.room(Room::Absorbed, [rows, heads, lora + rope])?;
         let scores = self.room(Room::Scores, [rows, heads, attend.span()])?;

@@ -85,7 +85,9 @@ pub(super) struct Step<'a, 'k, 's> {
     /// Experts that the device may be reading.
     pub(super) held: Vec<Lease>,
     /// The layer that uses them.
-    pub(super) running: Option<Running>,
+    running: Option<Running>,
+    /// When the last such layer ended.
+    ended: Option<Instant>,
     /// Cosines and sines of the rows, by the number of their rotation.
     angles: BTreeMap<usize, (Buffer, Buffer)>,
 }
@@ -131,6 +133,7 @@ impl<'a, 'k, 's> Step<'a, 'k, 's> {
             lists: None,
             held: Vec::new(),
             running: None,
+            ended: None,
             angles: BTreeMap::new(),
         }
     }
@@ -208,11 +211,13 @@ impl<'a, 'k, 's> Step<'a, 'k, 's> {
         self.held.clear();
         if let Some(Running { layer, began }) = self.running.take() {
             self.observer.on_model(&ModelEvent::SparseLayer { layer, took: began.elapsed() });
+            self.ended = Some(Instant::now());
         }
     }
 
-    /// A sparse layer begins.
+    /// A sparse layer's own time begins: what was recorded before the last one ended is counted there.
     pub(super) fn begin_layer(&mut self, layer: u32, began: Instant) {
+        let began = self.ended.map_or(began, |ended| ended.max(began));
         self.running = Some(Running { layer, began });
     }
 }
