@@ -56,7 +56,8 @@ impl Accelerator {
         match &self.facts {
             Err(reason) => reason.clone(),
             Ok(facts) => {
-                let raised = facts.setting.map(|name| format!(" ({name} raises it)")).unwrap_or_default();
+                let raised =
+                    facts.setting.map(|name| format!(" ({name} there raises it)")).unwrap_or_default();
                 let sets = match facts.sets {
                     0 => "no residency sets: memory is declared with each submission".to_owned(),
                     sets => format!("{sets} residency sets"),
@@ -70,6 +71,11 @@ impl Accelerator {
                 )
             }
         }
+    }
+
+    /// Why it cannot be used.
+    pub fn refusal(&self) -> Option<&str> {
+        self.facts.as_ref().err().map(String::as_str)
     }
 
     /// What else it tells of itself.

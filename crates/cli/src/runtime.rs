@@ -333,6 +333,7 @@ pub fn failure(error: &EngineError) -> Failure {
         | EngineError::PromptTooLong { .. }
         | EngineError::ContextTooLong { .. }
         | EngineError::PositionPastEnd { .. }
+        | EngineError::NoDevice { .. }
         | EngineError::Setting(_) => Kind::Usage,
         _ => Kind::Failed,
     };

@@ -97,3 +97,47 @@ fn a_device_that_is_not_there_is_wrong_usage() {
         assert!(refused.error().contains("device"), "{}", refused.error());
     }
 }
+
+#[test]
+fn a_device_that_there_is_not_is_refused_with_the_reason_and_never_replaced() {
+    if cfg!(target_os = "macos") {
+        return;
+    }
+    let dir = tiny("slab");
+    std::fs::write(dir.path().join("ids.json"), r#"{"ids": [1, 2, 3]}"#).unwrap();
+    for line in ["run --model model --ids ids.json", "plan model", "score --model model --ids ids.json"] {
+        let refused = run(dir.path(), &format!("{line} --device metal")).expect(2).stderr;
+        assert!(
+            refused.contains("--device metal cannot be had: Metal is a part of macOS"),
+            "{line}: {refused}"
+        );
+    }
+    let doctor = run(dir.path(), "doctor --device metal --json").expect(0).json();
+    assert_eq!(doctor["accelerator"]["device"], "metal");
+    assert!(doctor["accelerator"]["reason"].as_str().unwrap().contains("macOS"), "{doctor}");
+    let found = doctor["findings"].as_array().unwrap();
+    assert!(found.iter().any(|finding| finding["what"] == "the accelerator cannot be used"), "{found:?}");
+    let refused = run(dir.path(), "bench kernels --device sim").expect(2).stderr;
+    assert!(refused.contains("leave --device out"), "{refused}");
+}
+
+#[test]
+fn plan_and_doctor_say_what_an_accelerator_keeps_resident() {
+    let dir = tiny("slab");
+    for line in ["plan model --json", "doctor --json"] {
+        let none = run(dir.path(), line).expect(0).json();
+        assert!(none["accelerator"].is_null() || cfg!(target_os = "macos"), "{none}");
+        let told = run(dir.path(), &format!("{line} --device sim")).expect(0).json();
+        let accelerator = &told["accelerator"];
+        assert_eq!((&accelerator["device"], &accelerator["machine"]), (&"sim".into(), &"m5max-128".into()));
+        assert!(accelerator["resident_bytes"].as_u64().unwrap() > 100 << 30, "{accelerator}");
+        assert_eq!(accelerator["setting"], "iogpu.wired_limit_mb");
+        assert!(
+            accelerator["reason"].is_null() && accelerator["told"][0].as_str().unwrap().contains("simulated")
+        );
+    }
+    let words = run(dir.path(), "plan model --device sim").expect(0).stdout;
+    assert!(
+        words.contains("accelerator sim (m5max-128): keeps ") && words.contains("this machine's processor")
+    );
+}

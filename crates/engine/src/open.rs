@@ -288,13 +288,17 @@ fn warn_of_loss(options: &EngineOptions, telemetry: &Telemetry) {
 
 /// Says so where an accelerator takes activations that the processor would have quantised.
 fn warn_of_device(options: &EngineOptions, telemetry: &Telemetry) {
-    let kind = options.device.kind;
-    if kind != DeviceKind::Cpu && !options.exact {
-        telemetry.notice(&format!(
-            "--device {} computes experts with f32 activations, as --exact does on the processor: ids are those of --exact",
-            kind.name()
-        ));
-    }
+    let text = match options.device.kind {
+        DeviceKind::Cpu => return,
+        DeviceKind::Sim if options.exact => return,
+        DeviceKind::Sim => {
+            "--device sim computes with f32 activations: ids are those of --exact on the processor".to_owned()
+        }
+        kind => format!(
+            "--device {kind} computes with f32 activations and adds in an order of its own: ids are those of --exact on the processor, but where two tokens are as likely up to roundings"
+        ),
+    };
+    telemetry.notice(&text);
 }
 
 /// Says so where the cache is smaller than what one token uses: there, recency alone finds nothing.

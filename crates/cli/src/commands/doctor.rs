@@ -103,7 +103,10 @@ impl Examined {
                 severity: Severity::Error,
                 what: "the model cannot be run like this".into(),
                 why: refusal.message.clone(),
-                action: "give more memory, or demand less, as the sum above says".into(),
+                action: match refusal.kind {
+                    Kind::Usage => "change the setting that it names".into(),
+                    _ => "give more memory, or demand less, as the sum above says".into(),
+                },
             }),
         }
         found
@@ -148,8 +151,9 @@ impl Diagnosis {
         if let Some(model) = &model {
             findings.extend(model.findings(&limits));
         }
-        findings.sort_by_key(|finding| finding.severity);
         let (here, accelerator) = (Storage::of(Path::new(".")), Accelerator::found(settings));
+        findings.extend(accelerator.as_ref().and_then(findings::of_accelerator));
+        findings.sort_by_key(|finding| finding.severity);
         Diagnosis { hardware, limits, accelerator, budget, here, model, findings }
     }
 

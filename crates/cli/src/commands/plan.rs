@@ -216,6 +216,7 @@ impl Report {
         );
         if let Some(accelerator) = &self.accelerator {
             text.push_str(&format!("accelerator {}\n", accelerator.words()));
+            text.push_str("the bound below is that of this machine's processor and drive\n");
         }
         text.push_str(&self.bound_words());
         self.notices().iter().for_each(|notice| text.push_str(&format!("note: {notice}\n")));

@@ -209,11 +209,11 @@ pub enum Direct {
     Off,
 }
 
-/// What computes experts.
+/// What computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
-    /// The best one of this machine
+    /// The processor; a GPU is used only where it is named
     Auto,
     /// The processor
     Cpu,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use metaltail_bench::decode::{self, DecodeOptions, DecodeReport};
 use metaltail_bench::kernels::{self, KernelOptions, KernelReport};
 use metaltail_engine::telemetry::Telemetry;
-use metaltail_engine::{Engine, Resolved};
+use metaltail_engine::{DeviceKind, Engine, Resolved};
 use metaltail_kernels::default_threads;
 use metaltail_model::expert_places;
 use metaltail_quant::MatrixLayout;
@@ -36,6 +36,10 @@ const TOKENS: usize = 64;
 /// # Errors
 /// Shapes without a layout, too little memory, a model that is refused.
 pub fn execute(args: &BenchKernelsArgs, settings: &Settings) -> Result<(), Failure> {
+    if crate::runtime::device(settings).kind != DeviceKind::Cpu {
+        let text = "bench kernels measures the processor's kernels and a model on them: leave --device out";
+        return Err(Failure::new(Kind::Usage, text.to_owned()));
+    }
     let options = kernel_options(args, settings)?;
     // The model comes first: whatever refuses it does so before anything was measured, and it is
     // gone from memory when the kernels have their turn.

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::limits::Limits;
 use super::machine::Hardware;
 use super::storage::Storage;
+use crate::accelerator::Accelerator;
 use crate::commands::plan;
 use crate::report::bytes as size;
 use crate::words::count;
@@ -131,6 +132,16 @@ pub fn of_machine(hardware: &Hardware, limits: &Limits, machine: &Machine) -> Ve
         ));
     }
     found
+}
+
+/// A finding where the accelerator cannot be used.
+pub fn of_accelerator(accelerator: &Accelerator) -> Option<Finding> {
+    accelerator.refusal().map(|reason| Finding {
+        severity: Severity::Error,
+        what: "the accelerator cannot be used".into(),
+        why: reason.to_owned(),
+        action: "leave --device out to compute on the processor".into(),
+    })
 }
 
 /// Findings on where a model lies: its drive's rate in 10⁹ bytes a second, and the time that half of the reads
