@@ -105,7 +105,7 @@ fn a_device_that_there_is_not_is_refused_with_the_reason_and_never_replaced() {
     }
     let dir = tiny("slab");
     std::fs::write(dir.path().join("ids.json"), r#"{"ids": [1, 2, 3]}"#).unwrap();
-    for line in ["run --model model --ids ids.json", "plan model", "score --model model --ids ids.json"] {
+    for line in ["run --model model --ids ids.json", "plan model"] {
         let refused = run(dir.path(), &format!("{line} --device metal")).expect(2).stderr;
         assert!(
             refused.contains("--device metal cannot be had: Metal is a part of macOS"),
