@@ -214,7 +214,7 @@ fn an_accelerator_holds_the_limit_down_and_refuses_what_was_demanded_above() {
     demanded.charge(term::PROGRAM, 50 * MIB);
     let refused = demanded.hold_to(device).unwrap_err().to_string();
     for part in
-        ["800 MiB of memory", "metal device keeps 700 MiB", "raise iogpu.wired_limit_mb", "--device cpu"]
+        ["800.0 MiB of memory", "metal device keeps 700.0 MiB", "raise iogpu.wired_limit_mb", "--device cpu"]
     {
         assert!(refused.contains(part), "{refused}");
     }
