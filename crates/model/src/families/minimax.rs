@@ -39,13 +39,14 @@ fn rotated_attention(config: &ConfigReader<'_>, common: &Common) -> Result<Atten
     let stated = config.size_or("rotary_dim", head_dim, 2..=head_dim)?;
     let rope = rope::Defaults { theta: 5e6, part: Some(stated as f64 / head_dim as f64) };
     let attention = attention(config, common, &Variant { rope, ..Variant::new(QkNorm::Projection) })?;
-    if let (AttentionPlan::Gqa(gqa), Some(_)) = (&attention, config.get("rotary_dim")) {
-        if gqa.rope.dim != stated {
-            return Err(ConfigError::Inconsistent(format!(
-                "`rotary_dim` is {stated}, but `partial_rotary_factor` rotates {} of {head_dim} elements",
-                gqa.rope.dim
-            )));
-        }
+    if let AttentionPlan::Gqa(gqa) = &attention
+        && config.get("rotary_dim").is_some()
+        && gqa.rope.dim != stated
+    {
+        return Err(ConfigError::Inconsistent(format!(
+            "`rotary_dim` is {stated}, but `partial_rotary_factor` rotates {} of {head_dim} elements",
+            gqa.rope.dim
+        )));
     }
     Ok(attention)
 }
