@@ -256,7 +256,7 @@ fn minimax_refuses_what_earlier_models_of_that_name_computed() {
 fn attention_biases_are_computed_for_glm4_moe_alone() {
     let [others @ .., glm4] = all();
     check(&others, "attention_bias", &json!(true), false);
-    check(&[glm4.clone()], "attention_bias", &json!(true), true);
+    check(std::slice::from_ref(&glm4), "attention_bias", &json!(true), true);
     let names = |config: &Value| -> Vec<String> {
         let tensors = Plan::from_config(config).unwrap().inventory().tensors;
         tensors.into_iter().map(|tensor| tensor.name).filter(|name| name.ends_with("proj.bias")).collect()
