@@ -1,10 +1,13 @@
 //! `metaltail inspect`, from outside.
 
+#[path = "support/models.rs"]
+mod models;
 #[path = "support/program.rs"]
 mod program;
 
 use std::fs;
 
+use models::call;
 use program::{bytes, drop_tensors, flip, run, tiny};
 use serde_json::Value;
 
@@ -26,6 +29,32 @@ fn one_object_says_what_each_container_holds() {
         let roles = report["roles"].as_object().unwrap();
         let by_role: u64 = roles.values().map(|role| role["bytes"].as_u64().unwrap()).sum();
         assert_eq!(report["bytes"], by_role, "roles add up");
+    }
+}
+
+/// Families name their tensors differently; what is said of them is the same.
+#[test]
+fn families_are_shown_before_and_after_conversion() {
+    for (family, sparse, experts, draft) in
+        [("mixtral", 4, 4, false), ("glm4_moe", 3, 8, true), ("minimax_m2", 4, 8, false)]
+    {
+        let (model, _) = models::oracle(family);
+        let dir = tempfile::tempdir().unwrap();
+        let source = model.to_str().unwrap();
+        let slab = dir.path().join("slab");
+        call(dir.path(), &["convert", source, "slab", "--experts", "int8"]).expect(0);
+        for (path, kind) in [(source, "hf"), (slab.to_str().unwrap(), "slab")] {
+            let report = call(dir.path(), &["inspect", path, "--verify", "--json"]).expect(0).json();
+            assert_eq!(report["kind"], kind);
+            assert_eq!(report["model_type"], family);
+            let architecture = &report["architecture"];
+            assert_eq!(architecture["attention"], "grouped-query");
+            assert_eq!(architecture["sparse_layers"], sparse);
+            assert_eq!(architecture["experts"], experts);
+            assert_eq!(architecture["draft_layer"], draft);
+            assert_eq!(report["layers"].as_array().unwrap().len(), sparse, "{family}: {report}");
+            assert_eq!(report["unused"], 0, "{family}: every tensor has a use");
+        }
     }
 }
 

@@ -24,9 +24,17 @@ fn score(model: &Path, sequences: &Value, more: &[&str]) -> Outcome {
 
 #[test]
 fn every_family_scores_as_the_oracle_does() {
-    for family in
-        ["glm_moe_dsa", "glm_moe_dsa_dense_ctx", "deepseek_v3", "deepseek_v3_noqlora", "olmoe", "qwen3_moe"]
-    {
+    for family in [
+        "glm_moe_dsa",
+        "glm_moe_dsa_dense_ctx",
+        "deepseek_v3",
+        "deepseek_v3_noqlora",
+        "olmoe",
+        "qwen3_moe",
+        "mixtral",
+        "glm4_moe",
+        "minimax_m2",
+    ] {
         let (model, oracle) = oracle(family);
         let prompt = ids(&oracle["prompt"]);
         let rows = oracle["logits"].as_object().unwrap();

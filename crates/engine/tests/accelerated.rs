@@ -21,7 +21,7 @@ use synthetic::{INDEX_TOPK, Router, Synthetic, random_ids, settings};
 
 /// Families whose whole step an accelerator computes, and those of which it computes the experts.
 const WHOLE: [&str; 4] = ["glm_moe_dsa", "glm_moe_dsa_dense_ctx", "deepseek_v3", "deepseek_v3_noqlora"];
-const EXPERTS: [&str; 2] = ["olmoe", "qwen3_moe"];
+const EXPERTS: [&str; 5] = ["glm4_moe", "minimax_m2", "mixtral", "olmoe", "qwen3_moe"];
 
 fn exact() -> EngineOptions {
     EngineOptions { exact: true, threads: Some(1), ..settings() }

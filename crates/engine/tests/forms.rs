@@ -4,10 +4,14 @@ mod common;
 #[path = "common/synthetic.rs"]
 mod synthetic;
 
+use std::ops::ControlFlow;
+
+use metaltail_container::Checkpoint;
+use metaltail_container::convert::{ConvertOptions, Target, convert};
 use metaltail_container::synth::{Like, SynthFormat, SynthOptions};
 use metaltail_engine::telemetry::Figures;
 use metaltail_engine::{EngineOptions, score};
-use metaltail_model::CancelFlag;
+use metaltail_model::{CancelFlag, Plan};
 use metaltail_quant::Format;
 use metaltail_store::Direct;
 use synthetic::{Synthetic, random_ids, settings};
@@ -65,6 +69,34 @@ fn the_checkpoint_form_runs_on_its_rounded_weights() {
     let slab = Synthetic::tiny();
     let (rounded, stored) = (score(&engine), score(&slab.open(&settings())));
     assert!((rounded - stored).abs() < 0.1, "NLL {rounded} in bf16, {stored} as stored");
+}
+
+/// Whatever a family calls its tensors, a container has them under the same names.
+#[test]
+fn a_checkpoint_of_every_family_and_its_slab_give_the_same_bits() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(common::root().join("fixtures/oracles")).unwrap() {
+        let path = entry.unwrap().path();
+        let source = Checkpoint::open(&path).unwrap();
+        let inventory = Plan::from_config(source.config()).unwrap().inventory();
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let slab = dir.path().join("slab");
+        let keep = ConvertOptions { experts: Target::Keep, rest: Target::Keep, draft_experts: Target::Keep };
+        convert(&source, &inventory, &slab, &keep, &mut |_| ControlFlow::Continue(())).unwrap();
+        let [checkpoint, slab] = [&path, &slab].map(|path| {
+            let engine = common::open(path, &common::exact());
+            let prompt = random_ids(30, 256, 4);
+            let ids = common::greedy(&engine, &prompt, 8);
+            let score = score(&engine, &[prompt], &[0, 15, 29], &CancelFlag::new(), &mut |_| {}).unwrap();
+            let bits: Vec<u32> = score.logits.values().flatten().map(|logit| logit.to_bits()).collect();
+            (engine.resolved().container.clone(), ids, bits)
+        });
+        assert_eq!((checkpoint.0.as_str(), slab.0.as_str()), ("hf", "slab"));
+        assert_eq!(checkpoint.1, slab.1, "{}", path.display());
+        assert!(checkpoint.2 == slab.2, "{}: logits differ", path.display());
+        seen += 1;
+    }
+    assert!(seen >= 9);
 }
 
 /// T17.

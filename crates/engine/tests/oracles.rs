@@ -78,6 +78,21 @@ fn qwen3_moe_agrees() {
 }
 
 #[test]
+fn mixtral_agrees_without_norms_of_queries_and_keys() {
+    agrees_with_the_oracle("mixtral", MlaForm::Absorbed);
+}
+
+#[test]
+fn glm4_moe_agrees_with_biases_and_half_of_each_head_rotated() {
+    agrees_with_the_oracle("glm4_moe", MlaForm::Absorbed);
+}
+
+#[test]
+fn minimax_m2_agrees_with_norms_over_whole_projections() {
+    agrees_with_the_oracle("minimax_m2", MlaForm::Absorbed);
+}
+
+#[test]
 fn an_oracle_with_another_answer_is_noticed() {
     // The comparison itself can fail: one token later, every other answer is wrong.
     let dir = root().join("fixtures/oracles/glm_moe_dsa");

@@ -2,7 +2,9 @@
 
 mod deepseek;
 mod glm;
+mod glm4;
 mod gqa;
+mod minimax;
 
 use serde_json::{Value, json};
 
@@ -19,7 +21,10 @@ pub struct Family {
 /// All families, in alphabetical order.
 pub const FAMILIES: &[Family] = &[
     Family { name: "deepseek_v3", plan: deepseek::plan },
+    Family { name: "glm4_moe", plan: glm4::plan },
     Family { name: "glm_moe_dsa", plan: glm::plan },
+    Family { name: "minimax_m2", plan: minimax::plan },
+    Family { name: "mixtral", plan: gqa::mixtral },
     Family { name: "olmoe", plan: gqa::olmoe },
     Family { name: "qwen3_moe", plan: gqa::qwen3_moe },
 ];
@@ -58,9 +63,7 @@ impl Common {
         }
         refuse_windows(config)?;
         refuse_other_quantization(config)?;
-        for key in ["attention_bias", "mlp_bias"] {
-            config.refuse_unless(!config.flag_or(key, false)?, format!("{key} true"))?;
-        }
+        config.refuse_unless(!config.flag_or("mlp_bias", false)?, "mlp_bias true")?;
         let eps = config.number_or("rms_norm_eps", 1e-5)?;
         config.refuse_unless((0.0..1.0).contains(&eps), format!("rms_norm_eps {eps}"))?;
         Ok(Common {

@@ -30,7 +30,7 @@ pub use kv::{KvCache, Stream};
 pub use model::{LoadOptions, Model, expert_places};
 pub use observer::{ModelEvent, ModelObserver, Selected, Silent};
 pub use plan::{
-    AttentionPlan, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoePlan, Plan,
-    QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
+    AttentionPlan, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoeNames, MoePlan,
+    Plan, QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
 };
 pub use step::{CancelFlag, Phase, Row};

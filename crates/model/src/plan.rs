@@ -119,11 +119,15 @@ pub struct GqaPlan {
     pub qk_norm: QkNorm,
     /// `eps` of that norm.
     pub qk_norm_eps: f32,
+    /// Whether the projections of queries, keys and values add a bias.
+    pub bias: bool,
 }
 
 /// What the norm of queries and keys runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
+    /// Neither is normed.
+    None,
     /// Each head alone.
     Head,
     /// The whole projection.
@@ -177,6 +181,49 @@ pub struct MoePlan {
     pub router: RouterPlan,
     /// Width of the shared expert, if there is one.
     pub shared_width: Option<usize>,
+    /// What its tensors are called.
+    pub names: MoeNames,
+}
+
+/// What checkpoints call the tensors of a mixture, after the layer's prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoeNames {
+    /// The block that router, experts and shared expert belong to.
+    pub block: &'static str,
+    /// The router's correction bias, within the block.
+    pub correction_bias: &'static str,
+    /// Gate, up and down of an expert, after its number.
+    pub expert: [&'static str; 3],
+}
+
+impl MoeNames {
+    /// The names of most families.
+    pub const MLP: MoeNames = MoeNames {
+        block: "mlp",
+        correction_bias: "gate.e_score_correction_bias",
+        expert: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
+    };
+    /// Mixtral's names, and those of families that took them over.
+    pub const BLOCK_SPARSE: MoeNames = MoeNames {
+        block: "block_sparse_moe",
+        correction_bias: "e_score_correction_bias",
+        expert: [".w1.weight", ".w3.weight", ".w2.weight"],
+    };
+
+    /// Name of the router's matrix; `prefix` is the layer's.
+    pub(crate) fn router(&self, prefix: &str) -> String {
+        format!("{prefix}{}.gate.weight", self.block)
+    }
+
+    /// Name of the router's correction bias.
+    pub(crate) fn correction_bias(&self, prefix: &str) -> String {
+        format!("{prefix}{}.{}", self.block, self.correction_bias)
+    }
+
+    /// Name of the shared expert, before its matrices.
+    pub(crate) fn shared(&self, prefix: &str) -> String {
+        format!("{prefix}{}.shared_experts", self.block)
+    }
 }
 
 /// From logits to chosen experts and their weights.
@@ -280,7 +327,13 @@ impl GqaPlan {
         out.matrix("self_attn.k_proj.weight", kv, hidden, Role::Attention);
         out.matrix("self_attn.v_proj.weight", kv, hidden, Role::Attention);
         out.matrix("self_attn.o_proj.weight", hidden, q, Role::Attention);
+        if self.bias {
+            out.vector("self_attn.q_proj.bias", q, Role::Bias);
+            out.vector("self_attn.k_proj.bias", kv, Role::Bias);
+            out.vector("self_attn.v_proj.bias", kv, Role::Bias);
+        }
         let norms = match self.qk_norm {
+            QkNorm::None => return,
             QkNorm::Head => (self.head_dim, self.head_dim),
             QkNorm::Projection => (q, kv),
         };
@@ -306,13 +359,12 @@ impl LayerPlan {
         match &self.ffn {
             FfnPlan::Dense { width } => swiglu_tensors("mlp", *width, hidden, Role::DenseFfn, out),
             FfnPlan::Moe(moe) => {
-                out.matrix("mlp.gate.weight", moe.experts, hidden, Role::Router);
+                out.matrix(&moe.names.router(""), moe.experts, hidden, Role::Router);
                 if moe.router.correction_bias {
-                    let name = "mlp.gate.e_score_correction_bias";
-                    out.vector(name, moe.experts, Role::RouterBias);
+                    out.vector(&moe.names.correction_bias(""), moe.experts, Role::RouterBias);
                 }
                 if let Some(width) = moe.shared_width {
-                    swiglu_tensors("mlp.shared_experts", width, hidden, Role::SharedExpert, out);
+                    swiglu_tensors(&moe.names.shared(""), width, hidden, Role::SharedExpert, out);
                 }
             }
         }
@@ -327,8 +379,8 @@ impl LayerPlan {
             hidden,
             width: moe.width,
             draft,
-            prefix: format!("model.layers.{layer}.mlp.experts."),
-            suffixes: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
+            prefix: format!("model.layers.{layer}.{}.experts.", moe.names.block),
+            suffixes: moe.names.expert,
         })
     }
 

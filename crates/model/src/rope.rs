@@ -5,11 +5,33 @@ use std::f64::consts::PI;
 use crate::config::{ConfigError, ConfigReader};
 use crate::plan::{RopePairs, RopePlan};
 
-/// Reads the rotation of `dim` elements from `rope_parameters`, or from the older
+/// What a family takes for granted where its configuration is silent.
+#[derive(Clone, Copy)]
+pub(crate) struct Defaults {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Share of a head that is rotated; `None` in families that rotate all of it, in which no
+    /// configuration may ask for less.
+    pub part: Option<f64>,
+}
+
+impl Defaults {
+    /// Those of most families.
+    pub(crate) const USUAL: Defaults = Defaults { theta: 10_000.0, part: None };
+}
+
+/// Reads the rotation of heads of `width` elements from `rope_parameters`, or from the older
 /// `rope_theta` and `rope_scaling`.
-pub(crate) fn plan(config: &ConfigReader<'_>, dim: usize, pairs: RopePairs) -> Result<RopePlan, ConfigError> {
+pub(crate) fn plan(
+    config: &ConfigReader<'_>,
+    width: usize,
+    pairs: RopePairs,
+    defaults: Defaults,
+) -> Result<RopePlan, ConfigError> {
+    let Rotation { theta, part, yarn } = Rotation::of(config, defaults)?;
+    // Cut to whole elements, as the reference does; `part` is at most 1.
+    let dim = (width as f64 * part) as usize;
     config.refuse_unless(dim.is_multiple_of(2) && dim > 0, format!("a rotation of {dim} elements"))?;
-    let Rotation { theta, yarn } = Rotation::of(config)?;
     Ok(match yarn {
         None => RopePlan { dim, inv_freq: frequencies(theta, dim), pairs, magnitude: 1.0 },
         Some(yarn) => {
@@ -23,27 +45,38 @@ pub(crate) fn plan(config: &ConfigReader<'_>, dim: usize, pairs: RopePairs) -> R
 #[derive(PartialEq)]
 struct Rotation {
     theta: f64,
+    /// Share of a head that is rotated.
+    part: f64,
     yarn: Option<Yarn>,
 }
 
 impl Rotation {
     /// Reads the newer and the older keys; where a file has both they must say the same, since only
     /// one of them can be computed.
-    fn of(config: &ConfigReader<'_>) -> Result<Rotation, ConfigError> {
-        config.only_number("partial_rotary_factor", 1.0)?;
+    fn of(config: &ConfigReader<'_>, defaults: Defaults) -> Result<Rotation, ConfigError> {
         let (newer, older) = (config.object("rope_parameters")?, config.object("rope_scaling")?);
-        let top_theta = config.number_or("rope_theta", 10_000.0)?;
-        let Some(newer) = newer else {
-            return Self::read(config, older, top_theta);
-        };
-        let rotation = Self::read(config, Some(newer), top_theta)?;
-        if config.number_or("rope_theta", rotation.theta)? != rotation.theta {
-            return Err(ConfigError::Inconsistent(format!(
-                "`rope_theta` is {top_theta}, but `rope_parameters.rope_theta` is {}",
-                rotation.theta
-            )));
+        if defaults.part.is_none() {
+            for object in [Some(*config), newer, older].into_iter().flatten() {
+                object.only_number("partial_rotary_factor", 1.0)?;
+            }
         }
-        if older.is_some() && Self::read(config, older, rotation.theta)? != rotation {
+        let top = (
+            config.number_or("rope_theta", defaults.theta)?,
+            config.number_or("partial_rotary_factor", defaults.part.unwrap_or(1.0))?,
+        );
+        let Some(newer) = newer else {
+            return Self::read(config, older, top);
+        };
+        let rotation = Self::read(config, Some(newer), top)?;
+        for (key, found) in [("rope_theta", rotation.theta), ("partial_rotary_factor", rotation.part)] {
+            let said = config.number_or(key, found)?;
+            if said != found {
+                return Err(ConfigError::Inconsistent(format!(
+                    "`{key}` is {said}, but `rope_parameters.{key}` is {found}"
+                )));
+            }
+        }
+        if older.is_some() && Self::read(config, older, (rotation.theta, rotation.part))? != rotation {
             return Err(ConfigError::Inconsistent(
                 "`rope_scaling` and `rope_parameters` ask for different rotations".into(),
             ));
@@ -54,12 +87,12 @@ impl Rotation {
     fn read(
         config: &ConfigReader<'_>,
         parameters: Option<ConfigReader<'_>>,
-        top_theta: f64,
+        (mut theta, mut part): (f64, f64),
     ) -> Result<Rotation, ConfigError> {
-        let (mut theta, mut kind) = (top_theta, "default");
+        let mut kind = "default";
         if let Some(parameters) = parameters {
-            parameters.only_number("partial_rotary_factor", 1.0)?;
-            theta = parameters.number_or("rope_theta", top_theta)?;
+            theta = parameters.number_or("rope_theta", theta)?;
+            part = parameters.number_or("partial_rotary_factor", part)?;
             for key in ["type", "rope_type"] {
                 if parameters.get(key).is_some() {
                     kind = parameters.text(key)?;
@@ -67,12 +100,13 @@ impl Rotation {
             }
         }
         config.refuse_unless(theta > 1.0, format!("rope_theta {theta}"))?;
+        config.refuse_unless(part > 0.0 && part <= 1.0, format!("partial_rotary_factor {part}"))?;
         let yarn = match (kind, parameters) {
             ("yarn", Some(parameters)) => Some(Yarn::read(&parameters, config)?),
             ("default", _) => None,
             (other, _) => return Err(config.unsupported(format!("rope_type {other:?}"))),
         };
-        Ok(Rotation { theta, yarn })
+        Ok(Rotation { theta, part, yarn })
     }
 }
 
@@ -102,7 +136,7 @@ pub(crate) struct Yarn {
 impl Yarn {
     /// The parameters, if the configuration asks for YaRN.
     pub(crate) fn of(config: &ConfigReader<'_>) -> Result<Option<Yarn>, ConfigError> {
-        Ok(Rotation::of(config)?.yarn)
+        Ok(Rotation::of(config, Defaults::USUAL)?.yarn)
     }
 
     fn read(parameters: &ConfigReader<'_>, config: &ConfigReader<'_>) -> Result<Self, ConfigError> {

@@ -111,16 +111,16 @@ impl Moe {
     ) -> Result<Moe, ModelError> {
         let bias = match plan.router.correction_bias {
             true => {
-                let bias = loader.floats(&format!("{prefix}mlp.gate.e_score_correction_bias"))?;
+                let bias = loader.floats(&plan.names.correction_bias(prefix))?;
                 Some(hold_floats(device, &bias)?)
             }
             false => None,
         };
         let shared = match plan.shared_width {
-            Some(_) => Some(SwiGlu::load(&format!("{prefix}mlp.shared_experts"), loader, device)?),
+            Some(_) => Some(SwiGlu::load(&plan.names.shared(prefix), loader, device)?),
             None => None,
         };
-        let router = loader.matrix_f32(&format!("{prefix}mlp.gate.weight"), plan.experts)?;
+        let router = loader.matrix_f32(&plan.names.router(prefix), plan.experts)?;
         let router = device.hold(router.as_ref())?;
         Ok(Moe { routed, hidden, router, bias, shared })
     }

@@ -6,36 +6,69 @@ use crate::attention::Attention;
 use crate::error::ModelError;
 use crate::linear::Linear;
 use crate::load::Loader;
-use crate::plan::GqaPlan;
+use crate::plan::{GqaPlan, QkNorm};
 use crate::step::StepContext;
 
 /// Grouped-query attention with its weights.
 pub(super) struct Gqa {
     plan: GqaPlan,
-    query: Linear,
-    key: Linear,
-    value: Linear,
+    query: Projection,
+    key: Projection,
+    value: Projection,
     output: Linear,
-    norms: (Vec<f32>, Vec<f32>),
+    /// Of queries and of keys.
+    norms: Option<(Vec<f32>, Vec<f32>)>,
+}
+
+/// A matrix and, where the plan has one, its bias.
+struct Projection {
+    matrix: Linear,
+    bias: Option<Vec<f32>>,
+}
+
+impl Projection {
+    fn load(name: &str, bias: bool, loader: &Loader<'_>) -> Result<Self, ModelError> {
+        let matrix = Linear::load(&format!("{name}.weight"), loader)?;
+        let bias = bias.then(|| loader.floats(&format!("{name}.bias"))).transpose()?;
+        Ok(Projection { matrix, bias })
+    }
+
+    /// `n` rows of activations: `n × rows`.
+    fn forward(&self, cx: &StepContext<'_, '_>, x: &[f32], n: usize) -> Vec<f32> {
+        let mut out = self.matrix.forward(cx.kernels, cx.pool, x, n);
+        if let Some(bias) = &self.bias {
+            for row in out.chunks_mut(bias.len()) {
+                row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+            }
+        }
+        out
+    }
 }
 
 impl Gqa {
     pub(super) fn load(plan: &GqaPlan, prefix: &str, loader: &Loader<'_>) -> Result<Self, ModelError> {
-        let name = |part: &str| format!("{prefix}self_attn.{part}.weight");
+        let name = |part: &str| format!("{prefix}self_attn.{part}");
+        let projection = |part: &str| Projection::load(&name(part), plan.bias, loader);
+        let norm = |part: &str| loader.floats(&format!("{}.weight", name(part)));
         Ok(Gqa {
             plan: plan.clone(),
-            query: Linear::load(&name("q_proj"), loader)?,
-            key: Linear::load(&name("k_proj"), loader)?,
-            value: Linear::load(&name("v_proj"), loader)?,
-            output: Linear::load(&name("o_proj"), loader)?,
-            norms: (loader.floats(&name("q_norm"))?, loader.floats(&name("k_norm"))?),
+            query: projection("q_proj")?,
+            key: projection("k_proj")?,
+            value: projection("v_proj")?,
+            output: Linear::load(&format!("{}.weight", name("o_proj")), loader)?,
+            norms: match plan.qk_norm {
+                QkNorm::None => None,
+                QkNorm::Head | QkNorm::Projection => Some((norm("q_norm")?, norm("k_norm")?)),
+            },
         })
     }
 
-    /// Norms (over pieces as long as `norm`) and rotates all heads of one row.
-    fn prepare(&self, norm: &[f32], position: u32, row: &mut [f32]) {
-        for piece in row.chunks_mut(norm.len()) {
-            rms_norm_in_place(piece, norm, self.plan.qk_norm_eps);
+    /// Norms (over pieces as long as `norm`, where there is one) and rotates all heads of one row.
+    fn prepare(&self, norm: Option<&[f32]>, position: u32, row: &mut [f32]) {
+        if let Some(norm) = norm {
+            for piece in row.chunks_mut(norm.len()) {
+                rms_norm_in_place(piece, norm, self.plan.qk_norm_eps);
+            }
         }
         let angles = self.plan.rope.angles(position);
         for head in row.chunks_mut(self.plan.head_dim) {
@@ -46,11 +79,12 @@ impl Gqa {
     fn remember(&self, cx: &mut StepContext<'_, '_>, slot: usize, h: &[f32]) {
         let n = cx.rows.len();
         let width = self.plan.kv_heads * self.plan.head_dim;
-        let mut keys = self.key.forward(cx.kernels, cx.pool, h, n);
-        let values = self.value.forward(cx.kernels, cx.pool, h, n);
+        let mut keys = self.key.forward(cx, h, n);
+        let values = self.value.forward(cx, h, n);
+        let norm = self.norms.as_ref().map(|norms| norms.1.as_slice());
         for (i, row) in cx.rows.iter().enumerate() {
             let span = i * width..(i + 1) * width;
-            self.prepare(&self.norms.1, row.position, &mut keys[span.clone()]);
+            self.prepare(norm, row.position, &mut keys[span.clone()]);
             let streams = cx.caches[row.sequence].streams_mut(slot);
             streams[0].row_mut(row.position as usize).copy_from_slice(&keys[span.clone()]);
             streams[1].row_mut(row.position as usize).copy_from_slice(&values[span]);
@@ -69,9 +103,10 @@ impl Attention for Gqa {
         let n = cx.rows.len();
         let (heads, dim) = (self.plan.heads, self.plan.head_dim);
         let share = heads / self.plan.kv_heads;
-        let mut queries = self.query.forward(cx.kernels, cx.pool, h, n);
+        let mut queries = self.query.forward(cx, h, n);
+        let norm = self.norms.as_ref().map(|norms| norms.0.as_slice());
         for (row, query) in cx.rows.iter().zip(queries.chunks_mut(heads * dim)) {
-            self.prepare(&self.norms.0, row.position, query);
+            self.prepare(norm, row.position, query);
         }
         self.remember(cx, slot, h);
         let mut mixed = vec![0.0; n * heads * dim];

@@ -3,15 +3,15 @@
 use crate::config::{ConfigError, ConfigReader};
 use crate::families::{Common, sparse_layers};
 use crate::plan::{
-    AttentionPlan, FfnPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoePlan, Plan, RopePairs, RouterPlan,
-    Scoring,
+    AttentionPlan, FfnPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoeNames, MoePlan, Plan, RopePairs,
+    RouterPlan, Scoring,
 };
 use crate::rope;
 
 pub(super) fn plan(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
     let common = Common::read(config, &["full_attention"])?;
     let attention = latent_attention(config, true)?;
-    let (dense, moe) = (dense_ffn(config)?, moe(config)?);
+    let (dense, moe) = (dense_ffn(config)?, moe(config, 2.5)?);
     let layer = |sparse: bool| LayerPlan {
         attention: AttentionPlan::Mla(attention.clone()),
         ffn: if sparse { FfnPlan::Moe(moe.clone()) } else { dense.clone() },
@@ -38,6 +38,7 @@ pub(super) fn latent_attention(
     config: &ConfigReader<'_>,
     interleave_default: bool,
 ) -> Result<MlaPlan, ConfigError> {
+    config.refuse_unless(!config.flag_or("attention_bias", false)?, "attention_bias true")?;
     let rope_dim = config.size("qk_rope_head_dim", 2..=1024)?;
     let nope = config.size("qk_nope_head_dim", 1..=4096)?;
     let pairs = if config.flag_or("rope_interleave", interleave_default)? {
@@ -52,7 +53,7 @@ pub(super) fn latent_attention(
         q_lora: q_lora.transpose()?,
         kv_lora: config.size("kv_lora_rank", 1..=8192)?,
         nope,
-        rope: rope::plan(config, rope_dim, pairs)?,
+        rope: rope::plan(config, rope_dim, pairs, rope::Defaults::USUAL)?,
         value: config.size("v_head_dim", 1..=4096)?,
         scale: (((nope + rope_dim) as f64).powf(-0.5) * score_factor) as f32,
         // The reference builds these two norms with its default, whatever rms_norm_eps says.
@@ -62,8 +63,9 @@ pub(super) fn latent_attention(
     })
 }
 
-/// Sigmoid router with correction bias and groups, one shared expert block.
-pub(super) fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
+/// Sigmoid router with correction bias and groups, one shared expert block. `scale_default` is what
+/// the reference assumes where `routed_scaling_factor` is absent.
+pub(super) fn moe(config: &ConfigReader<'_>, scale_default: f64) -> Result<MoePlan, ConfigError> {
     config.only("scoring_func", &["sigmoid"])?;
     config.only("topk_method", &["noaux_tc"])?;
     config.only_number("moe_layer_freq", 1.0)?;
@@ -82,7 +84,7 @@ pub(super) fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
             experts / groups
         )));
     }
-    let scale = config.number_or("routed_scaling_factor", 2.5)?;
+    let scale = config.number_or("routed_scaling_factor", scale_default)?;
     config.refuse_unless(scale > 0.0 && scale <= 1e4, format!("routed_scaling_factor {scale}"))?;
     Ok(MoePlan {
         experts,
@@ -96,5 +98,6 @@ pub(super) fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
             scale: scale as f32,
         },
         shared_width: (shared > 0).then_some(shared * width),
+        names: MoeNames::MLP,
     })
 }

@@ -9,7 +9,7 @@ pub(super) fn plan(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
     let common = Common::read(config, &["full_attention", "indexed_attention"])?;
     let attention = latent_attention(config, true)?;
     let indexers = indexer_uses(config, common.layers, attention.q_lora.is_some())?;
-    let (dense, moe) = (dense_ffn(config)?, moe(config)?);
+    let (dense, moe) = (dense_ffn(config)?, moe(config, 2.5)?);
     let layer = |sparse: bool, indexer: IndexerUse| {
         let mut attention = attention.clone();
         attention.indexer = indexer;

@@ -1,11 +1,10 @@
 //! Families with grouped-query attention and a softmax router.
 
-use serde_json::Value;
-
 use crate::config::{ConfigError, ConfigReader};
 use crate::families::Common;
 use crate::plan::{
-    AttentionPlan, FfnPlan, GqaPlan, LayerPlan, MoePlan, Plan, QkNorm, RopePairs, RouterPlan, Scoring,
+    AttentionPlan, FfnPlan, GqaPlan, LayerPlan, MoeNames, MoePlan, Plan, QkNorm, RopePairs, RouterPlan,
+    Scoring,
 };
 use crate::rope;
 
@@ -13,18 +12,28 @@ use crate::rope;
 pub(super) fn olmoe(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
     let common = Common::read(config, &["full_attention"])?;
     config.refuse_unless(config.get("clip_qkv").is_none(), "clip_qkv")?;
-    let attention = attention(config, &common, QkNorm::Projection)?;
-    let moe = softmax_moe(config, "intermediate_size", false)?;
+    let attention = attention(config, &common, &Variant::new(QkNorm::Projection))?;
+    let moe = softmax_moe(config, "intermediate_size", false, MoeNames::MLP)?;
     let layer = LayerPlan { attention, ffn: FfnPlan::Moe(moe) };
     let layers = vec![layer; common.layers];
+    Ok(common.plan(config.family(), layers, None))
+}
+
+/// Mixtral: every layer sparse, queries and keys are not normed.
+pub(super) fn mixtral(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
+    let common = Common::read(config, &["full_attention"])?;
+    let rope = rope::Defaults { theta: 1e6, part: None };
+    let attention = attention(config, &common, &Variant { rope, ..Variant::new(QkNorm::None) })?;
+    let moe = softmax_moe(config, "intermediate_size", true, MoeNames::BLOCK_SPARSE)?;
+    let layers = vec![LayerPlan { attention, ffn: FfnPlan::Moe(moe) }; common.layers];
     Ok(common.plan(config.family(), layers, None))
 }
 
 /// Qwen3-MoE: some layers may be dense, queries and keys are normed a head at a time.
 pub(super) fn qwen3_moe(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
     let common = Common::read(config, &["full_attention"])?;
-    let attention = attention(config, &common, QkNorm::Head)?;
-    let moe = softmax_moe(config, "moe_intermediate_size", true)?;
+    let attention = attention(config, &common, &Variant::new(QkNorm::Head))?;
+    let moe = softmax_moe(config, "moe_intermediate_size", true, MoeNames::MLP)?;
     let step = config.size_or("decoder_sparse_step", 1, 1..=128)?;
     let dense_only = dense_layers(config)?;
     let dense = FfnPlan::Dense { width: config.size_or("intermediate_size", 1, 1..=1 << 20)? };
@@ -49,17 +58,33 @@ fn dense_layers(config: &ConfigReader<'_>) -> Result<Vec<usize>, ConfigError> {
     list.iter().map(|item| item.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(wrong)).collect()
 }
 
-fn attention(
+/// What tells the attention of one family from that of another.
+pub(super) struct Variant {
+    /// What the norm of queries and keys runs over.
+    pub qk_norm: QkNorm,
+    /// Whether `attention_bias` is computed; where not, it is refused.
+    pub bias: bool,
+    /// Rotation where the configuration is silent.
+    pub rope: rope::Defaults,
+}
+
+impl Variant {
+    /// Without biases, and with the usual rotation.
+    pub(super) fn new(qk_norm: QkNorm) -> Variant {
+        Variant { qk_norm, bias: false, rope: rope::Defaults::USUAL }
+    }
+}
+
+pub(super) fn attention(
     config: &ConfigReader<'_>,
     common: &Common,
-    qk_norm: QkNorm,
+    variant: &Variant,
 ) -> Result<AttentionPlan, ConfigError> {
+    let bias = config.flag_or("attention_bias", false)?;
+    config.refuse_unless(variant.bias || !bias, "attention_bias true")?;
     let heads = config.size("num_attention_heads", 1..=1024)?;
     let kv_heads = config.size_or("num_key_value_heads", heads, 1..=heads)?;
-    let head_dim = match config.get("head_dim") {
-        Some(_) => config.size("head_dim", 2..=4096)?,
-        None => common.hidden / heads,
-    };
+    let head_dim = head_dim(config, common)?;
     if !heads.is_multiple_of(kv_heads) {
         return Err(ConfigError::Inconsistent(format!(
             "{heads} query heads over {kv_heads} key-value heads"
@@ -69,26 +94,29 @@ fn attention(
         heads,
         kv_heads,
         head_dim,
-        rope: rope::plan(config, head_dim, RopePairs::Halves)?,
+        rope: rope::plan(config, head_dim, RopePairs::Halves, variant.rope)?,
         scale: (head_dim as f64).powf(-0.5) as f32,
-        qk_norm,
+        qk_norm: variant.qk_norm,
         qk_norm_eps: common.norm_eps,
+        bias,
     }))
+}
+
+/// Width of a head: stated, else the model's width shared out.
+pub(super) fn head_dim(config: &ConfigReader<'_>, common: &Common) -> Result<usize, ConfigError> {
+    let heads = config.size("num_attention_heads", 1..=1024)?;
+    config.size_or("head_dim", common.hidden / heads, 2..=4096)
 }
 
 fn softmax_moe(
     config: &ConfigReader<'_>,
     width_key: &str,
     normalise_default: bool,
+    names: MoeNames,
 ) -> Result<MoePlan, ConfigError> {
     config.only("scoring_func", &["softmax"])?;
     config.only_number("routed_scaling_factor", 1.0)?;
-    // Newer files say num_local_experts, older num_experts.
-    let key = ["num_experts", "num_local_experts"]
-        .into_iter()
-        .find(|key| config.get(key).is_some_and(|value| *value != Value::Null))
-        .unwrap_or("num_experts");
-    let experts = config.size(key, 1..=4096)?;
+    let experts = expert_count(config)?;
     Ok(MoePlan {
         experts,
         top_k: config.size("num_experts_per_tok", 1..=experts.min(64))?,
@@ -101,5 +129,12 @@ fn softmax_moe(
             scale: 1.0,
         },
         shared_width: None,
+        names,
     })
+}
+
+/// Routed experts a layer: some files say `num_experts`, some `num_local_experts`.
+pub(super) fn expert_count(config: &ConfigReader<'_>) -> Result<usize, ConfigError> {
+    let local = config.get("num_experts").is_none() && config.get("num_local_experts").is_some();
+    config.size(if local { "num_local_experts" } else { "num_experts" }, 1..=4096)
 }

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use crate::config::ConfigError;
-use crate::plan::{AttentionPlan, IndexerUse, Plan};
+use crate::plan::{AttentionPlan, GqaPlan, IndexerUse, Plan, QkNorm, Scoring};
 
 fn glm() -> Value {
     json!({
@@ -82,8 +82,33 @@ fn deepseek() -> Value {
     with(glm(), "model_type", json!("deepseek_v3"))
 }
 
-fn all() -> [Value; 4] {
-    [glm(), deepseek(), qwen(), olmoe()]
+fn mixtral() -> Value {
+    with(olmoe(), "model_type", json!("mixtral"))
+}
+
+fn minimax() -> Value {
+    with(olmoe(), "model_type", json!("minimax_m2"))
+}
+
+fn glm4() -> Value {
+    json!({
+        "model_type": "glm4_moe", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128,
+        "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "n_shared_experts": 1, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1
+    })
+}
+
+fn all() -> [Value; 7] {
+    [glm(), deepseek(), qwen(), olmoe(), mixtral(), minimax(), glm4()]
+}
+
+/// The grouped-query attention of the first layer.
+fn gqa(config: &Value) -> GqaPlan {
+    let AttentionPlan::Gqa(gqa) = Plan::from_config(config).unwrap().layers.remove(0).attention else {
+        panic!("{config} has latent attention");
+    };
+    gqa
 }
 
 /// Every family refuses the value in a message with the key, or accepts it.
@@ -104,8 +129,10 @@ fn what_contradicts_the_computation_is_refused_by_every_family() {
     for (key, value) in [
         ("hidden_act", json!("gelu")),
         ("hidden_act", json!(7)),
-        ("partial_rotary_factor", json!(0.5)),
         ("partial_rotary_factor", json!("half")),
+        ("partial_rotary_factor", json!(0.0)),
+        ("partial_rotary_factor", json!(1.5)),
+        ("mlp_bias", json!(true)),
         ("scoring_func", json!("tanh")),
         ("scoring_func", json!(1)),
         ("layer_types", json!(["full_attention", "sliding_attention"])),
@@ -151,7 +178,7 @@ fn what_agrees_with_the_computation_is_accepted_by_every_family() {
 
 #[test]
 fn each_family_takes_its_own_router_only() {
-    let (sigmoid, softmax) = ([glm(), deepseek()], [qwen(), olmoe()]);
+    let (sigmoid, softmax) = ([glm(), deepseek(), glm4()], [qwen(), olmoe(), mixtral()]);
     check(&sigmoid, "scoring_func", &json!("sigmoid"), true);
     check(&sigmoid, "scoring_func", &json!("softmax"), false);
     check(&sigmoid, "topk_method", &json!("noaux_tc"), true);
@@ -165,7 +192,118 @@ fn each_family_takes_its_own_router_only() {
     check(&softmax, "routed_scaling_factor", &json!(2.5), false);
     check(&[glm()], "layer_types", &json!(["indexed_attention", "full_attention"]), true);
     check(&[glm()], "indexer_types", &json!(["full", "half", "full", "full"]), false);
-    check(&[deepseek(), qwen(), olmoe()], "layer_types", &json!(["indexed_attention"]), false);
+    check(&all()[1..], "layer_types", &json!(["indexed_attention"]), false);
+    check(&[minimax()], "scoring_func", &json!("sigmoid"), true);
+    check(&[minimax()], "scoring_func", &json!("softmax"), false);
+    check(&[minimax()], "routed_scaling_factor", &json!(2.5), false);
+}
+
+#[test]
+fn a_part_of_each_head_is_rotated_only_where_the_family_does_so() {
+    let (whole, parts) = ([glm(), deepseek(), qwen(), olmoe(), mixtral()], [minimax(), glm4()]);
+    let nested = json!({"rope_theta": 10000.0, "partial_rotary_factor": 0.5});
+    for (configs, computed) in [(&whole[..], false), (&parts[..], true)] {
+        check(configs, "partial_rotary_factor", &json!(0.5), computed);
+        for config in configs {
+            let found = Plan::from_config(&with(config.clone(), "rope_parameters", nested.clone()));
+            assert_eq!(found.is_ok(), computed, "{}", config["model_type"]);
+        }
+    }
+    for config in parts {
+        let half = with(config.clone(), "rope_parameters", nested.clone());
+        assert_eq!(gqa(&half).rope.dim, 8);
+        // Frequencies are those of the rotated width.
+        assert_eq!(gqa(&half).rope.inv_freq[1], 0.1);
+        check(std::slice::from_ref(&half), "partial_rotary_factor", &json!(0.25), false);
+        let odd = Plan::from_config(&with(config, "partial_rotary_factor", json!(0.2))).unwrap_err();
+        assert!(odd.to_string().contains("a rotation of 3 elements"), "{odd}");
+    }
+    assert_eq!(gqa(&glm4()).rope.dim, 8, "half is what glm4_moe takes for granted");
+    assert_eq!(gqa(&minimax()).rope.dim, 16, "minimax_m2 takes the whole head for granted");
+}
+
+#[test]
+fn minimax_takes_its_rotation_from_either_key_and_refuses_two_answers() {
+    let rotary = with(minimax(), "rotary_dim", json!(8));
+    assert_eq!(gqa(&rotary).rope.dim, 8);
+    check(std::slice::from_ref(&rotary), "partial_rotary_factor", &json!(0.5), true);
+    check(&[rotary], "partial_rotary_factor", &json!(1.0), false);
+    check(&[minimax()], "rotary_dim", &json!(32), false);
+    let odd = Plan::from_config(&with(minimax(), "rotary_dim", json!(7))).unwrap_err();
+    assert!(odd.to_string().contains("a rotation of 7 elements"), "{odd}");
+}
+
+#[test]
+fn minimax_refuses_what_earlier_models_of_that_name_computed() {
+    for (key, value, accepted) in [
+        ("qk_norm_type", json!("per_layer"), true),
+        ("qk_norm_type", json!("per_head"), false),
+        ("use_qk_norm", json!(false), false),
+        ("use_routing_bias", json!(true), true),
+        ("use_routing_bias", json!(false), false),
+        ("shared_intermediate_size", json!(0), true),
+        ("shared_intermediate_size", json!(64), false),
+        ("attn_type_list", json!([1, 1]), true),
+        ("attn_type_list", json!([0, 1]), false),
+        ("attn_type_list", json!("full"), false),
+        ("num_mtp_modules", json!(3), true),
+    ] {
+        check(&[minimax()], key, &value, accepted);
+    }
+}
+
+#[test]
+fn attention_biases_are_computed_for_glm4_moe_alone() {
+    let [others @ .., glm4] = all();
+    check(&others, "attention_bias", &json!(true), false);
+    check(std::slice::from_ref(&glm4), "attention_bias", &json!(true), true);
+    let names = |config: &Value| -> Vec<String> {
+        let tensors = Plan::from_config(config).unwrap().inventory().tensors;
+        tensors.into_iter().map(|tensor| tensor.name).filter(|name| name.ends_with("proj.bias")).collect()
+    };
+    assert!(names(&glm4).is_empty());
+    // Two layers and the draft's.
+    let biased = names(&with(glm4, "attention_bias", json!(true)));
+    assert_eq!(biased.len(), 9, "{biased:?}");
+}
+
+#[test]
+fn queries_and_keys_are_normed_as_the_family_does() {
+    let normed = with(glm4(), "use_qk_norm", json!(true));
+    for (config, norm) in [
+        (qwen(), QkNorm::Head),
+        (olmoe(), QkNorm::Projection),
+        (minimax(), QkNorm::Projection),
+        (mixtral(), QkNorm::None),
+        (glm4(), QkNorm::None),
+        (normed, QkNorm::Head),
+    ] {
+        assert_eq!(gqa(&config).qk_norm, norm, "{}", config["model_type"]);
+        let tensors = Plan::from_config(&config).unwrap().inventory().tensors;
+        let any = tensors.iter().any(|tensor| tensor.name.contains("q_norm"));
+        assert_eq!(any, norm != QkNorm::None, "{}", config["model_type"]);
+    }
+}
+
+#[test]
+fn what_a_silent_configuration_means_is_the_references_default() {
+    let second = |config: Value, theta: f32| {
+        let mut config = with(config, "rope_theta", Value::Null);
+        config["rope_parameters"] = Value::Null;
+        let rope = gqa(&config).rope;
+        let wanted = 1.0 / theta.powf(2.0 / rope.dim as f32);
+        assert!((rope.inv_freq[1] / wanted - 1.0).abs() < 1e-5, "{}", config["model_type"]);
+    };
+    second(qwen(), 1e4);
+    second(mixtral(), 1e6);
+    second(minimax(), 5e6);
+    second(glm4(), 1e4);
+    let plan = Plan::from_config(&glm4()).unwrap();
+    assert!(plan.layers[0].moe().is_none(), "the first layer is dense");
+    let router = &plan.layers[1].moe().unwrap().router;
+    assert_eq!((router.scoring, router.scale, router.normalise), (Scoring::Sigmoid, 1.0, true));
+    let router = Plan::from_config(&deepseek()).unwrap().layers[1].moe().unwrap().router.clone();
+    assert_eq!(router.scale, 2.5);
 }
 
 #[test]
@@ -189,7 +327,7 @@ fn the_projects_own_configurations_are_accepted() {
     let oracles = std::fs::read_dir(root.join("fixtures/oracles")).unwrap();
     let mut files: Vec<_> = oracles.map(|entry| entry.unwrap().path().join("config.json")).collect();
     files.retain(|file| file.exists());
-    assert!(files.len() >= 6, "the oracles are not there");
+    assert!(files.len() >= 9, "the oracles are not there");
     files.push(root.join("models/hummingbird-56m/config.json"));
     for file in files {
         let config = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -232,11 +370,12 @@ proptest::proptest! {
     /// Whatever is put in place of one value, the answer is a plan or an error, never a panic.
     #[test]
     fn a_configuration_with_one_wild_value_never_panics(
+        family in 0usize..7,
         pick in 0usize..64,
         number in proptest::prelude::any::<i64>(),
         kind in 0usize..6,
     ) {
-        let mut config = glm();
+        let mut config = all()[family].clone();
         let keys: Vec<String> = config.as_object().unwrap().keys().cloned().collect();
         let key = &keys[pick % keys.len()];
         config[key.as_str()] = match kind {

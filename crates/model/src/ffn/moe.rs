@@ -32,14 +32,14 @@ impl Moe {
         loader: &Loader<'_>,
     ) -> Result<Self, ModelError> {
         let bias = match plan.router.correction_bias {
-            true => Some(loader.floats(&format!("{prefix}mlp.gate.e_score_correction_bias"))?),
+            true => Some(loader.floats(&plan.names.correction_bias(prefix))?),
             false => None,
         };
         let shared = match plan.shared_width {
-            Some(_) => Some(SwiGlu::load(&format!("{prefix}mlp.shared_experts"), loader)?),
+            Some(_) => Some(SwiGlu::load(&plan.names.shared(prefix), loader)?),
             None => None,
         };
-        let router = Linear::load_f32(&format!("{prefix}mlp.gate.weight"), plan.experts, loader)?;
+        let router = Linear::load_f32(&plan.names.router(prefix), plan.experts, loader)?;
         Ok(Moe { routed: Routed::new(plan, layer, parts), hidden, router, bias, shared })
     }
 
