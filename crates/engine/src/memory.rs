@@ -1,12 +1,12 @@
 //! What a model needs besides experts, and the budget that follows.
 
-use metaltail_container::{Checkpoint, ExpertPlace, Inventory, TensorSpec};
+use metaltail_container::{Checkpoint, ExpertPlace, Inventory, Role, TensorSpec};
 use metaltail_kernels::default_threads;
-use metaltail_model::{AttentionPlan, FfnPlan, KvCache, LayerPlan, Plan};
+use metaltail_model::{AttentionPlan, FfnPlan, KvCache, LayerPlan, Model, Plan};
 use metaltail_store::budget::term;
 use metaltail_store::{Budget, BudgetError, DeviceLimit, Fit, Geometry, Machine, StoreConfig, Wanted};
 
-use crate::device::accelerator_facts;
+use crate::device::{DeviceKind, accelerator_facts};
 use crate::error::EngineError;
 use crate::options::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions};
 use crate::pins::{self, PinMode};
@@ -16,6 +16,8 @@ use crate::pins::{self, PinMode};
 pub struct Demand {
     /// Resident dense weights.
     pub dense: u64,
+    /// Of these, an embedding that is the head too: an accelerator with the dense weights holds it once more.
+    pub tied: u64,
     /// Key-value cache of one session at the full context.
     pub kv: u64,
     /// Activations of one step.
@@ -27,7 +29,7 @@ pub struct Demand {
 impl std::fmt::Display for Demand {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let Demand { program, dense, kv, scratch } = *self;
+        let Demand { program, dense, kv, scratch, .. } = *self;
         let terms = [mib(program), mib(dense), mib(kv), mib(scratch)];
         let [program, dense, kv, scratch] = terms;
         write!(f, "program {program} MiB, dense {dense} MiB, kv {kv} MiB, scratch {scratch} MiB")
@@ -53,13 +55,35 @@ impl Demand {
         chunk: usize,
         threads: usize,
     ) -> Result<Demand, EngineError> {
-        let mut dense = 0u64;
+        let stored = |spec: &TensorSpec| Ok::<_, EngineError>(checkpoint.matrix(spec)?.layout.bytes() as u64);
+        let beside = Demand::beside_weights(plan, inventory, context, chunk, threads);
+        beside.with_weights(plan, inventory, stored)
+    }
+
+    /// With the dense weights; `stored` says what a tensor takes in its stored format.
+    ///
+    /// # Errors
+    /// Those of `stored`.
+    pub fn with_weights<E>(
+        mut self,
+        plan: &Plan,
+        inventory: &Inventory,
+        stored: impl Fn(&TensorSpec) -> Result<u64, E>,
+    ) -> Result<Demand, E> {
         for spec in inventory.tensors.iter().filter(|spec| !spec.optional) {
-            dense = dense.saturating_add(resident_bytes(spec, |spec| {
-                Ok::<_, EngineError>(checkpoint.matrix(spec)?.layout.bytes() as u64)
-            })?);
+            let bytes = resident_bytes(spec, &stored)?;
+            self.dense = self.dense.saturating_add(bytes);
+            if plan.tied_head && spec.role == Role::Embedding {
+                self.tied = bytes;
+            }
         }
-        Ok(Demand { dense, ..Demand::beside_weights(plan, inventory, context, chunk, threads) })
+        Ok(self)
+    }
+
+    /// The same on a device: the processor reads rows of the embedding, and the device holds it as the head.
+    fn on(self, device: DeviceKind, plan: &Plan) -> Demand {
+        let copied = device != DeviceKind::Cpu && Model::why_not_accelerated(plan).is_none();
+        Demand { dense: self.dense.saturating_add(if copied { self.tied } else { 0 }), ..self }
     }
 
     /// All but the dense weights.
@@ -74,6 +98,7 @@ impl Demand {
         let places = experts.saturating_mul(size_of::<ExpertPlace>() as u64 + 256);
         Demand {
             dense: 0,
+            tied: 0,
             kv: KvCache::bytes_for(plan, context),
             scratch: scratch(plan, context, chunk, threads),
             program: PROGRAM.saturating_add(THREAD.saturating_mul(threads as u64)).saturating_add(places),
@@ -189,7 +214,7 @@ pub fn settle<E: From<EngineError>>(
     let mut context = most;
     loop {
         let prefill_chunk = options.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
-        let demand = demand(context, prefill_chunk, threads)?;
+        let demand = demand(context, prefill_chunk, threads)?.on(options.device.kind, plan);
         let staging = if options.prefetch.unwrap_or(true) { staging(plan) } else { 0 };
         let wanted = Wanted { cap: options.cap, in_flight: None, loaders, staging };
         let fitted = budget(&machine, options.ram, device, &demand).and_then(|mut budget| {

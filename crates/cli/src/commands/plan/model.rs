@@ -121,13 +121,8 @@ impl Planned {
             return Demand::of(checkpoint, plan, inventory, context, chunk, threads)
                 .map_err(|error| failure(&error));
         }
-        let mut dense = 0u64;
-        for spec in inventory.tensors.iter().filter(|spec| !spec.optional) {
-            let bytes = resident_bytes(spec, assumed_bytes).map_err(|error| refuse(&error))?;
-            dense = dense.saturating_add(bytes);
-        }
         let beside = Demand::beside_weights(plan, inventory, context, chunk, threads);
-        Ok(Demand { dense, ..beside })
+        beside.with_weights(plan, inventory, assumed_bytes).map_err(|error| refuse(&error))
     }
 
     /// Bytes that a token reads.
