@@ -1,12 +1,12 @@
 //! What a model needs besides experts, and the budget that follows.
 
-use metaltail_container::{Checkpoint, ExpertPlace, Inventory, TensorSpec};
+use metaltail_container::{Checkpoint, ExpertPlace, Inventory, Role, TensorSpec};
 use metaltail_kernels::{MOST_INTERMEDIATE, default_threads};
-use metaltail_model::{AttentionPlan, FfnPlan, KvCache, LayerPlan, Plan};
+use metaltail_model::{AttentionPlan, FfnPlan, KvCache, LayerPlan, Model, Plan};
 use metaltail_store::budget::term;
 use metaltail_store::{Budget, BudgetError, DeviceLimit, Fit, Geometry, Machine, StoreConfig, Wanted};
 
-use crate::device::accelerator_facts;
+use crate::device::{DeviceKind, accelerator_facts};
 use crate::error::EngineError;
 use crate::options::{DEFAULT_CONTEXT, DEFAULT_PREFILL_CHUNK, EngineOptions};
 use crate::pins::{self, PinMode};
@@ -16,6 +16,8 @@ use crate::pins::{self, PinMode};
 pub struct Demand {
     /// Resident dense weights.
     pub dense: u64,
+    /// Of these, an embedding that is the head too: an accelerator with the dense weights holds it once more.
+    pub tied: u64,
     /// Key-value cache of one session at the full context.
     pub kv: u64,
     /// Activations of one step.
@@ -27,7 +29,7 @@ pub struct Demand {
 impl std::fmt::Display for Demand {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let Demand { program, dense, kv, scratch } = *self;
+        let Demand { program, dense, kv, scratch, .. } = *self;
         let terms = [mib(program), mib(dense), mib(kv), mib(scratch)];
         let [program, dense, kv, scratch] = terms;
         write!(f, "program {program} MiB, dense {dense} MiB, kv {kv} MiB, scratch {scratch} MiB")
@@ -53,13 +55,42 @@ impl Demand {
         chunk: usize,
         threads: usize,
     ) -> Result<Demand, EngineError> {
-        let mut dense = 0u64;
+        let stored = |spec: &TensorSpec| Ok::<_, EngineError>(checkpoint.matrix(spec)?.layout.bytes() as u64);
+        let beside = Demand::beside_weights(plan, inventory, context, chunk, threads);
+        beside.with_weights(plan, inventory, stored)
+    }
+
+    /// With the dense weights; `stored` says what a tensor takes in its stored format.
+    ///
+    /// # Errors
+    /// Those of `stored`.
+    pub fn with_weights<E>(
+        mut self,
+        plan: &Plan,
+        inventory: &Inventory,
+        stored: impl Fn(&TensorSpec) -> Result<u64, E>,
+    ) -> Result<Demand, E> {
         for spec in inventory.tensors.iter().filter(|spec| !spec.optional) {
-            dense = dense.saturating_add(resident_bytes(spec, |spec| {
-                Ok::<_, EngineError>(checkpoint.matrix(spec)?.layout.bytes() as u64)
-            })?);
+            let bytes = resident_bytes(spec, &stored)?;
+            self.dense = self.dense.saturating_add(bytes);
+            if plan.tied_head && spec.role == Role::Embedding {
+                self.tied = bytes;
+            }
         }
-        Ok(Demand { dense, ..Demand::beside_weights(plan, inventory, context, chunk, threads) })
+        Ok(self)
+    }
+
+    /// The same on a device that takes the dense weights: the processor reads rows of the embedding, and the device
+    /// holds it as the head; activations take more memory there.
+    fn on(self, device: DeviceKind, plan: &Plan, (context, chunk): (usize, usize)) -> Demand {
+        if device == DeviceKind::Cpu || Model::why_not_accelerated(plan).is_some() {
+            return self;
+        }
+        Demand {
+            dense: self.dense.saturating_add(self.tied),
+            scratch: self.scratch.saturating_add(device_scratch(plan, context, chunk)),
+            ..self
+        }
     }
 
     /// All but the dense weights.
@@ -74,6 +105,7 @@ impl Demand {
         let places = experts.saturating_mul(size_of::<ExpertPlace>() as u64 + 256);
         Demand {
             dense: 0,
+            tied: 0,
             kv: KvCache::bytes_for(plan, context),
             scratch: scratch(plan, context, chunk, threads),
             program: PROGRAM.saturating_add(THREAD.saturating_mul(threads as u64)).saturating_add(places),
@@ -94,7 +126,11 @@ pub fn resident_bytes<E>(
 
 /// Activations of the widest layer for `chunk` rows, and attention scores of every thread.
 fn scratch(plan: &Plan, context: usize, chunk: usize, threads: usize) -> u64 {
-    let widest = plan.layers.iter().map(|layer| row_floats(layer, plan.hidden)).max().unwrap_or(0);
+    let floats = |layer| {
+        let (attention, ffn) = row_floats(layer, plan.hidden);
+        attention.max(ffn)
+    };
+    let widest = plan.layers.iter().map(floats).max().unwrap_or(0);
     let row = widest.saturating_add(8 * plan.hidden);
     let rows = (row as u64).saturating_mul(chunk as u64);
     // A selection of positions a row, where an indexer selects.
@@ -105,20 +141,26 @@ fn scratch(plan: &Plan, context: usize, chunk: usize, threads: usize) -> u64 {
     4u64.saturating_mul(rows.saturating_add(selected).saturating_add(scores).saturating_add(logits))
 }
 
-/// What an accelerator takes within an attention: blocks of rows of a bounded size, one row at least.
-fn device_scratch(plan: &Plan, context: usize) -> u64 {
-    let row = plan.layers.iter().map(|layer| match &layer.attention {
+/// What an accelerator takes beside [`scratch`]: its buffers of attention and feed-forward last side by side, and
+/// within an attention it takes blocks of rows of a bounded size, one row at least.
+fn device_scratch(plan: &Plan, context: usize, chunk: usize) -> u64 {
+    let beside = plan.layers.iter().map(|layer| {
+        let (attention, ffn) = row_floats(layer, plan.hidden);
+        attention.min(ffn) as u64
+    });
+    let within = plan.layers.iter().map(|layer| match &layer.attention {
         AttentionPlan::Mla(mla) => {
             let numbers = (context as u64).saturating_add((2 * mla.kv_lora + mla.rope.dim) as u64);
             numbers.saturating_mul(4 * mla.heads as u64)
         }
         AttentionPlan::Gqa(_) => 0,
     });
-    row.max().unwrap_or(0).max(MOST_INTERMEDIATE as u64)
+    let rows = beside.max().unwrap_or(0).saturating_mul(4 * chunk as u64);
+    within.max().unwrap_or(0).max(MOST_INTERMEDIATE as u64).saturating_add(rows)
 }
 
-/// Floats that one row of a layer needs at a time, generously.
-fn row_floats(layer: &LayerPlan, hidden: usize) -> usize {
+/// Floats that one row of a layer needs at a time for attention and for its feed-forward part, generously.
+fn row_floats(layer: &LayerPlan, hidden: usize) -> (usize, usize) {
     let attention = match &layer.attention {
         AttentionPlan::Mla(mla) => {
             let query = mla.heads * (mla.nope + mla.rope.dim);
@@ -132,7 +174,7 @@ fn row_floats(layer: &LayerPlan, hidden: usize) -> usize {
             moe.top_k * (hidden + 3 * moe.width) + moe.experts + 3 * moe.shared_width.unwrap_or(0)
         }
     };
-    attention.max(ffn)
+    (attention, ffn)
 }
 
 /// Settings that memory decides, and the budget that they make.
@@ -201,11 +243,10 @@ pub fn settle<E: From<EngineError>>(
     let mut context = most;
     loop {
         let prefill_chunk = options.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
-        let demand = demand(context, prefill_chunk, threads)?;
+        let demand =
+            demand(context, prefill_chunk, threads)?.on(options.device.kind, plan, (context, prefill_chunk));
         let staging = if options.prefetch.unwrap_or(true) { staging(plan) } else { 0 };
         let wanted = Wanted { cap: options.cap, in_flight: None, loaders, staging };
-        let scratch = device.map_or(0, |_| device_scratch(plan, context));
-        let demand = Demand { scratch: demand.scratch.saturating_add(scratch), ..demand };
         let fitted = budget(&machine, options.ram, device, &demand).and_then(|mut budget| {
             let fit = budget.fit_cap(geometry, wanted)?;
             Ok((budget, fit))

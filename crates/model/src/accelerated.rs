@@ -103,7 +103,9 @@ impl Body {
         let mut step = Step::new(rows, self.hidden, caches, &mut scratch, observer);
         let result = self.layers(&mut step, x, experts, cancel);
         // Leases are given up when the device has ended, after a failure too.
-        let waited = device_of(experts)?.wait();
+        let device = device_of(experts)?;
+        let waited = device.wait();
+        step.end_moves(device, result.is_ok() && waited.is_ok());
         step.end_layer();
         let hidden = result?;
         waited?;
@@ -148,8 +150,11 @@ impl Body {
         let out = scratch.numbers(device, "logits", inputs * vocabulary)?;
         device.write(x.view(), hidden)?;
         let order = Order::Decode;
-        device.record(&Op::Product { matrix, x: x.view(), inputs, out: out.view(), order })?;
-        device.wait()?;
+        let recorded = device.record(&Op::Product { matrix, x: x.view(), inputs, out: out.view(), order });
+        // What was recorded before a failure is not left behind: between steps nothing is in flight.
+        let waited = device.wait();
+        recorded?;
+        waited?;
         let mut logits = vec![0.0; inputs * vocabulary];
         device.read(out.view(), &mut logits)?;
         Ok(logits)

@@ -91,8 +91,9 @@ impl SimAccelerator {
         self.weights.spans()
     }
 
+    /// Of a buffer that was not given up.
     fn numbers(&self, buffer: Buffer) -> Option<usize> {
-        self.buffers.get(&buffer).map(Vec::len)
+        self.buffers.get(&buffer).filter(|_| !self.leaving.contains(&buffer)).map(Vec::len)
     }
 
     fn slice(&self, extent: Extent) -> Result<&[f32], ComputeError> {

@@ -25,7 +25,7 @@ use checks::faults;
 use metaltail_device::kernels::{HostKernels, KernelDevice, Reference};
 use metaltail_device::residency::{DeclaredArena, HeldWeights, Ledger, Mode, Residency, SlabAllocation};
 use metaltail_device::sim::{Profile, SimAccelerator, SimDriver};
-use metaltail_kernels::{Kernels, Pool};
+use metaltail_kernels::{Accelerator as _, Kernels, Op, Pool};
 use metaltail_store::testing::empty_arena;
 
 /// The suite on one device.
@@ -46,11 +46,33 @@ suite!(the_simulated_accelerator_passes_declared_each_time, sim(Mode::Walk));
 
 /// The simulated accelerator, with experts in memory that is declared to it.
 fn sim(mode: Mode) -> HostKernels<SimAccelerator, SimDriver> {
+    let (accelerator, residency) = simulated(mode);
+    HostKernels::new(accelerator, HeldWeights::new(residency)).with_offset(5)
+}
+
+fn simulated(mode: Mode) -> (SimAccelerator, Arc<Residency<SimDriver>>) {
     let ledger = Ledger::new(SimDriver::new(Profile::m5max()), mode);
     let residency = Arc::new(Residency::new(ledger));
     let arena = DeclaredArena::new(empty_arena(), SlabAllocation::Arena, Arc::clone(&residency));
     let accelerator = SimAccelerator::new(Arc::new(arena), Kernels::best(), &Arc::new(Pool::new(1)));
-    HostKernels::new(accelerator, HeldWeights::new(residency)).with_offset(5)
+    (accelerator, residency)
+}
+
+/// What uses a buffer goes on when it is given up; nothing else begins to, and it goes with the wait.
+#[test]
+fn a_buffer_that_was_given_up_takes_no_more_operations() {
+    let (mut sim, _) = simulated(Mode::Set);
+    let [from, to] = [(); 2].map(|()| sim.buffer(4).unwrap());
+    sim.write(from.view(), &[1.0; 4]).unwrap();
+    let add = Op::Add { from: from.view(), to: to.view(), count: 4 };
+    sim.record(&add).unwrap();
+    sim.release(from);
+    sim.record(&add).unwrap_err();
+    sim.wait().unwrap();
+    let mut sums = [0.0; 4];
+    sim.read(to.view(), &mut sums).unwrap();
+    assert_eq!(sums, [1.0; 4]);
+    sim.write(from.view(), &[1.0; 4]).unwrap_err();
 }
 
 #[cfg(feature = "msl-cpu")]

@@ -207,6 +207,7 @@ impl Moe {
         let device = device_of(experts)?;
         self.record_choice(step, device, h, &OWN)?;
         device.wait()?;
+        step.end_moves(device, true);
         step.end_layer();
         step.begin_layer(self.routed.layer, began);
         let (chosen, broken) = self.read(step, device, &OWN)?;

@@ -206,6 +206,16 @@ impl<'a, 'k, 's> Step<'a, 'k, 's> {
         cache.and_then(|cache| cache.stream(slot, stream)).ok_or(ModelError::NoAccelerator)
     }
 
+    /// The device has ended with everything. Rows of caches that moved have `arrived`, or are where they were.
+    pub(super) fn end_moves(&mut self, device: &mut dyn Accelerator, arrived: bool) {
+        for cache in self.caches.iter_mut().filter_map(|cache| cache.device().as_mut()) {
+            match arrived {
+                true => cache.settle(device),
+                false => cache.restore(device),
+            }
+        }
+    }
+
     /// The device has ended with everything: leases may go, and the layer that used them is told.
     pub(super) fn end_layer(&mut self) {
         self.held.clear();

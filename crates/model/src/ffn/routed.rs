@@ -102,10 +102,12 @@ impl Routed {
                     Ok(ExpertTask { weights, pairs: &union.pairs[*index] })
                 })
                 .collect::<Result<Vec<_>, ModelError>>()?;
-            match submit(experts, &tasks, Missing { first, now: fetch.pending() })? {
-                Completion::Done => {}
-                Completion::InFlight => held.extend(batch.into_iter().map(|(_, lease)| lease)),
+            let submitted = submit(experts, &tasks, Missing { first, now: fetch.pending() });
+            // After a failure the device may have taken some of them.
+            if !matches!(submitted, Ok(Completion::Done)) {
+                held.extend(batch.into_iter().map(|(_, lease)| lease));
             }
+            submitted?;
         }
     }
 

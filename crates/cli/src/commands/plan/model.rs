@@ -6,7 +6,7 @@ use metaltail_container::{
     Checkpoint, Error, ExpertLayerSpec, ExpertPlace, Extent, Inventory, JSON_CAP, Part, PartPlace, RunOffset,
     TensorSpec,
 };
-use metaltail_engine::memory::{Demand, resident_bytes};
+use metaltail_engine::memory::Demand;
 use metaltail_model::{Plan, expert_places};
 use metaltail_quant::{Format, LayoutError, MatrixLayout};
 use metaltail_store::LayerExperts;
@@ -121,13 +121,8 @@ impl Planned {
             return Demand::of(checkpoint, plan, inventory, context, chunk, threads)
                 .map_err(|error| failure(&error));
         }
-        let mut dense = 0u64;
-        for spec in inventory.tensors.iter().filter(|spec| !spec.optional) {
-            let bytes = resident_bytes(spec, assumed_bytes).map_err(|error| refuse(&error))?;
-            dense = dense.saturating_add(bytes);
-        }
         let beside = Demand::beside_weights(plan, inventory, context, chunk, threads);
-        Ok(Demand { dense, ..beside })
+        beside.with_weights(plan, inventory, assumed_bytes).map_err(|error| refuse(&error))
     }
 
     /// Bytes that a token reads.
