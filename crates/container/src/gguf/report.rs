@@ -1,6 +1,6 @@
 //! What a GGUF model holds, for people and programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::Serialize;
 
@@ -348,17 +348,11 @@ impl Gguf {
         found
     }
 
+    /// Every key once: a further part repeats some, and the first part's value is the model's.
     fn metadata(&self) -> Vec<MetadataEntry> {
-        let mut entries: Vec<MetadataEntry> = Vec::new();
-        for (index, part) in self.parts().iter().enumerate() {
-            for (key, value) in &part.header.metadata {
-                // A further part repeats some; what it says of the set is checked, and the first's is shown.
-                if index == 0 || !self.parts()[..index].iter().any(|part| part.header.get(key).is_some()) {
-                    entries.push(entry(key, value));
-                }
-            }
-        }
-        entries
+        let mut seen = HashSet::new();
+        let all = self.parts().iter().flat_map(|part| &part.header.metadata);
+        all.filter(|(key, _)| seen.insert(key)).map(|(key, value)| entry(key, value)).collect()
     }
 }
 
