@@ -28,7 +28,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A GGUF file.
-    #[error("{} is a GGUF file, which this version only describes (`metaltail inspect --model FILE.gguf`) and does not support running yet: use the model's safetensors checkpoint", path.display())]
+    #[error("{} is a GGUF file, which this version cannot run yet, only describe (`metaltail inspect --model FILE.gguf`): use the model's safetensors checkpoint", path.display())]
     Gguf {
         /// Path given or found.
         path: PathBuf,
