@@ -59,7 +59,7 @@ impl GgufFormat {
 
     /// Bytes of a row of `cols` values; `None` when they are no whole number of blocks.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
-        if cols % GGUF_BLOCK != 0 {
+        if !cols.is_multiple_of(GGUF_BLOCK) {
             return None;
         }
         (cols / GGUF_BLOCK).checked_mul(self.block_bytes())

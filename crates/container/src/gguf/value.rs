@@ -201,7 +201,8 @@ impl Scalars {
     /// neither 0 nor 1.
     pub fn new(kind: ValueKind, bytes: Vec<u8>) -> Option<Scalars> {
         let width = kind.width()?;
-        let sound = bytes.len() % width == 0 && (kind != ValueKind::Bool || bytes.iter().all(|b| *b < 2));
+        let sound =
+            bytes.len().is_multiple_of(width) && (kind != ValueKind::Bool || bytes.iter().all(|b| *b < 2));
         sound.then_some(Scalars { kind, width, bytes })
     }
 
