@@ -54,7 +54,7 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Write a synthetic model
     Synth(SynthArgs),
-    /// Say what a model directory holds
+    /// Say what a model directory or a GGUF file holds
     Inspect(InspectArgs),
     /// Examine the machine, with --model a model on it, and say what to change and why
     Doctor(DoctorArgs),
@@ -174,7 +174,7 @@ pub struct SynthArgs {
 /// `inspect`
 #[derive(Args, Debug)]
 pub struct InspectArgs {
-    /// The model's directory
+    /// The model's directory, or a GGUF file
     #[arg(value_name = "DIR", conflicts_with = "model")]
     pub dir: Option<PathBuf>,
     /// Read everything and compare checksums

@@ -7,6 +7,7 @@ use metaltail_quant::LayoutError;
 use thiserror::Error;
 
 use crate::census::Missing;
+use crate::gguf::GgufError;
 use crate::header::{Dtype, HeaderError};
 use crate::slab::{Checksum, ManifestError};
 
@@ -27,10 +28,49 @@ pub enum Error {
         path: PathBuf,
     },
     /// A GGUF file.
-    #[error("{} is a GGUF file, which this version does not support yet: use the model's safetensors checkpoint", path.display())]
+    #[error("{} is a GGUF file, which this version cannot run yet, only describe (`metaltail inspect --model FILE.gguf`): use the model's safetensors checkpoint", path.display())]
     Gguf {
         /// Path given or found.
         path: PathBuf,
+    },
+    /// A GGUF file whose header is refused.
+    #[error("cannot use {}: its GGUF header is refused", path.display())]
+    GgufFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: GgufError,
+    },
+    /// A part of a GGUF set whose name does not lead to the others.
+    #[error("{} says that it is one of {count} files, but its name does not end in -NNNNN-of-{count:05}.gguf, so that the others cannot be found: give it back its name", path.display())]
+    GgufPartName {
+        /// The file.
+        path: PathBuf,
+        /// Parts of the set.
+        count: u64,
+    },
+    /// A file in the place of a part of a GGUF set that is not that part.
+    #[error("{} is not the part of the set that its name says: {key} is {got}, wanted {wanted}; fetch it again from the model's source", path.display())]
+    GgufForeign {
+        /// The file.
+        path: PathBuf,
+        /// The metadata key that tells.
+        key: &'static str,
+        /// What it should be.
+        wanted: String,
+        /// What it is.
+        got: String,
+    },
+    /// A GGUF set that holds other than all of its tensors.
+    #[error("the set of {} holds {got} tensors, but split.tensors.count is {wanted}: fetch all of its files again", path.display())]
+    GgufTensorCount {
+        /// The first part.
+        path: PathBuf,
+        /// Tensors that the first part promises.
+        wanted: u64,
+        /// Tensors of all parts.
+        got: u64,
     },
     /// The operating system refused.
     #[error("cannot {action} {}", path.display())]
@@ -393,7 +433,9 @@ impl Error {
     pub fn is_io(&self) -> bool {
         match self {
             Error::OpenFiles { .. } => true,
-            Error::Io { source, .. } | Error::Read { source, .. } => Fault::of(source).is_some(),
+            Error::Io { source, .. }
+            | Error::Read { source, .. }
+            | Error::GgufFile { source: GgufError::Read { source, .. }, .. } => Fault::of(source).is_some(),
             _ => false,
         }
     }

@@ -13,6 +13,7 @@ pub mod convert;
 mod copies;
 mod error;
 mod finite;
+pub mod gguf;
 pub mod header;
 mod hf;
 mod index;

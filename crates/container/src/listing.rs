@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::convert::COPIED;
 use crate::error::{Error, MissingShards};
+use crate::gguf;
 use crate::hf::{self, ShardIndex};
 use crate::regular::{NotRegular, open_regular};
 use crate::slab::{self, Manifest, ManifestError};
@@ -37,7 +38,7 @@ impl Listing {
             other => other.map_err(io("look at"))?,
         };
         if !meta.is_dir() {
-            return Err(if has_extension(dir, "gguf") {
+            return Err(if gguf::is_gguf(dir) {
                 Error::Gguf { path: dir.to_owned() }
             } else {
                 Error::NotDirectory { path: dir.to_owned() }
@@ -184,7 +185,7 @@ fn is_weights(name: &str) -> bool {
     name.ends_with(".safetensors")
 }
 
-fn has_extension(path: &Path, extension: &str) -> bool {
+pub(crate) fn has_extension(path: &Path, extension: &str) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension))
 }
 

@@ -36,7 +36,7 @@ fn what_is_no_model_directory_is_refused_by_name() {
     fs::write(dir.path().join("model.gguf"), "GGUF").unwrap();
     assert!(matches!(refused(dir.path()), Error::Gguf { .. }));
     let error = refused(&dir.path().join("model.gguf"));
-    assert!(error.to_string().contains("not support yet"), "{error}");
+    assert!(error.to_string().contains("cannot run yet"), "{error}");
 }
 
 #[test]

@@ -1,11 +1,13 @@
-//! `metaltail inspect`: what a model directory holds.
+//! `metaltail inspect`: what a model directory or a GGUF file holds.
 //!
 //! Headers alone are read, unless `--verify` asks for every byte or `--numerics` for a run.
 
+mod gguf;
 mod numerics;
 
 use std::path::Path;
 
+use metaltail_container::gguf::is_gguf;
 use metaltail_container::{Damage, Draft, Report, Verification, inspect, verify};
 use metaltail_model::{AttentionPlan, Plan};
 use serde_json::{Value, json};
@@ -30,6 +32,9 @@ const LISTED: usize = 50;
 /// A model that is refused, or damage that `--verify` found.
 pub fn execute(args: &InspectArgs, settings: &Settings) -> Result<(), Failure> {
     let dir = chosen(args.dir.as_ref(), settings)?;
+    if is_gguf(&dir) {
+        return gguf::execute(&dir, args, settings.json());
+    }
     let opened = Opened::at(&dir)?;
     let report = inspect(&opened.checkpoint, &opened.inventory).map_err(|error| refused(&error))?;
     let json = settings.json();

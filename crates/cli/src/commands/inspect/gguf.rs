@@ -1,0 +1,216 @@
+//! `metaltail inspect` of a GGUF file: described in place, not run.
+
+use std::path::Path;
+
+use metaltail_container::gguf::{Gguf, GgufExpertLayer, GgufReport, Support};
+use serde_json::{Value, json};
+
+use crate::args::InspectArgs;
+use crate::exit::{Failure, Kind};
+use crate::opened::refused;
+use crate::output;
+use crate::report::bytes as size;
+use crate::words::{count, exact_size, table};
+
+/// Why nothing but `inspect` takes such a file.
+const NOT_RUN: &str = "this version describes GGUF files and cannot run them yet";
+
+/// Describes the file, or the set that it is a part of.
+///
+/// # Errors
+/// A file that is refused; `--verify` and `--numerics`, which need what GGUF or this version lacks.
+pub fn execute(path: &Path, args: &InspectArgs, json: bool) -> Result<(), Failure> {
+    let name = path.display();
+    if args.verify {
+        let reason = format!("{name} is a GGUF file, and those carry no checksums: leave --verify out");
+        return Err(Failure::new(Kind::Usage, reason));
+    }
+    if args.numerics {
+        let reason = format!("--numerics runs the model, and {name} is a GGUF file: {NOT_RUN}");
+        return Err(Failure::new(Kind::Model, reason));
+    }
+    let report = Gguf::open(path).map_err(|error| refused(&error))?.report();
+    match json {
+        true => output::print(&format!("{}\n", to_json(path, &report)?)),
+        false => output::print(&words(path, &report)),
+    }
+}
+
+fn to_json(path: &Path, report: &GgufReport) -> Result<Value, Failure> {
+    let mut object = json!({"path": path.to_string_lossy()});
+    let report = serde_json::to_value(report).map_err(|error| Failure::from_error(Kind::Failed, &error))?;
+    if let (Some(object), Value::Object(report)) = (object.as_object_mut(), report) {
+        object.extend(report);
+    }
+    object["runnable"] = json!({"value": false, "reason": NOT_RUN});
+    Ok(object)
+}
+
+fn words(path: &Path, report: &GgufReport) -> String {
+    let file_bytes = report.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.bytes));
+    let mut text = format!(
+        "{}: {} (gguf, version {}), {} of {} in all\n",
+        path.display(),
+        report.architecture.as_deref().map_or("no architecture".to_owned(), plain),
+        report.version,
+        count(report.files.len(), "file"),
+        exact_size(file_bytes)
+    );
+    text.push_str(&format!("{NOT_RUN}: the model's safetensors checkpoint can be run\n"));
+    if let Some(name) = &report.name {
+        text.push_str(&format!("name: {}\n", plain(name)));
+    }
+    text.push_str(&shape(report));
+    text.push_str(&quantisation(report));
+    text.push_str(&text_parts(report));
+    text.push('\n');
+    text.push_str(&roles(report));
+    text.push('\n');
+    text.push_str(&types(report));
+    if !report.layers.is_empty() {
+        text.push('\n');
+        text.push_str(&layers(report));
+    }
+    if report.files.len() > 1 {
+        text.push('\n');
+        text.push_str(&files(report));
+    }
+    report.notices.iter().for_each(|notice| text.push_str(&format!("note: {notice}\n")));
+    text
+}
+
+/// A file's text on one line, without what would move the cursor.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(200).collect()
+}
+
+fn shape(report: &GgufReport) -> String {
+    let model = &report.model;
+    let parts = [
+        ("layers", model.layers),
+        ("hidden", model.hidden),
+        ("vocabulary", model.vocab),
+        ("heads", model.heads),
+        ("key-value heads", model.kv_heads),
+        ("experts", model.experts),
+        ("chosen", model.top_k),
+        ("shared experts", model.shared_experts),
+        ("expert width", model.expert_width),
+        ("draft layers", model.draft_layers),
+        ("context up to", model.max_context),
+    ];
+    let said: Vec<String> =
+        parts.iter().filter_map(|(name, value)| Some(format!("{name} {}", (*value)?))).collect();
+    match said.is_empty() {
+        true => "the metadata say nothing of the model's shape\n".to_owned(),
+        false => format!("{}\n", said.join(", ")),
+    }
+}
+
+fn quantisation(report: &GgufReport) -> String {
+    let parameters = report.parameter_count;
+    let bits = report.bytes as f64 * 8.0 / parameters.max(1) as f64;
+    let said = report.file_type.map(|kind| match kind.name {
+        Some(name) => format!("; quantisation {name}"),
+        None => format!("; quantisation of the unknown number {}", kind.number),
+    });
+    format!(
+        "{parameters} parameters, {} of them in routed experts; {bits:.2} bits each in the mean{}\n",
+        report.routed_parameter_count,
+        said.unwrap_or_default()
+    )
+}
+
+fn text_parts(report: &GgufReport) -> String {
+    let tokenizer = match &report.tokenizer {
+        None => "tokenizer: none".to_owned(),
+        Some(tokenizer) => {
+            let pre = tokenizer.pre.as_deref().map(|pre| format!(" ({})", plain(pre)));
+            let tokens = tokenizer.tokens.map(|n| format!(", {}", count(n as u64, "token")));
+            let merges = tokenizer.merges.map(|n| format!(", {}", count(n as u64, "merge")));
+            let rest = [pre, tokens, merges].map(Option::unwrap_or_default).concat();
+            format!("tokenizer: {}{rest}", plain(&tokenizer.model))
+        }
+    };
+    let templates: Vec<String> = report
+        .chat_templates
+        .iter()
+        .map(|template| match &template.name {
+            Some(name) => format!("{} of {} bytes", plain(name), template.bytes),
+            None => format!("{} bytes", template.bytes),
+        })
+        .collect();
+    let templates = if templates.is_empty() { "none".to_owned() } else { templates.join(", ") };
+    format!("{tokenizer}; chat template: {templates}\n")
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
+fn roles(report: &GgufReport) -> String {
+    let mut rows = vec![row(["role", "tensors", "bytes", "", "types"])];
+    for (role, counted) in &report.roles {
+        let kinds: Vec<String> = counted.formats.iter().map(|(kind, n)| format!("{kind} × {n}")).collect();
+        let (tensors, bytes) = (counted.tensors.to_string(), counted.bytes.to_string());
+        rows.push(row([role, &tensors, &bytes, &size(counted.bytes), &kinds.join(", ")]));
+    }
+    let (tensors, bytes) = (report.tensors.to_string(), report.bytes.to_string());
+    rows.push(row(["sum", &tensors, &bytes, &size(report.bytes), "padding apart"]));
+    table(&rows, &[false, true, true, true, false])
+}
+
+fn types(report: &GgufReport) -> String {
+    let mut rows = vec![row(["type", "tensors", "bytes", "", "bits", "arithmetic"])];
+    for (kind, counted) in &report.types {
+        let (tensors, bytes) = (counted.tensors.to_string(), counted.bytes.to_string());
+        let support = match counted.support {
+            Support::Planned => "planned",
+            Support::None => "none, cannot be computed",
+        };
+        let bits = format!("{:.4}", counted.bits_per_weight);
+        let bits = bits.trim_end_matches('0').trim_end_matches('.');
+        rows.push(row([kind, &tensors, &bytes, &size(counted.bytes), bits, support]));
+    }
+    table(&rows, &[false, true, true, true, true, false])
+}
+
+/// A line for each stretch of layers whose experts are stored alike.
+fn layers(report: &GgufReport) -> String {
+    let mut rows = vec![row(["layers", "experts", "an expert", "runs", "types"])];
+    let alike = |a: &GgufExpertLayer, b: &GgufExpertLayer| {
+        GgufExpertLayer { layer: b.layer, ..a.clone() } == *b && a.layer.checked_add(1) == Some(b.layer)
+    };
+    for stretch in report.layers.chunk_by(alike) {
+        let (Some(first), Some(last)) = (stretch.first(), stretch.last()) else { continue };
+        let mut numbers = match first.layer == last.layer {
+            true => first.layer.to_string(),
+            false => format!("{}–{}", first.layer, last.layer),
+        };
+        if first.draft {
+            numbers.push_str(" (draft)");
+        }
+        let (experts, runs) = (first.experts.to_string(), first.runs.to_string());
+        rows.push(row([
+            &numbers,
+            &experts,
+            &exact_size(first.expert_bytes),
+            &runs,
+            &first.formats.join(", "),
+        ]));
+    }
+    table(&rows, &[false, true, true, true, false])
+}
+
+fn files(report: &GgufReport) -> String {
+    let mut rows = vec![row(["part", "tensors", "bytes", ""])];
+    for file in &report.files {
+        rows.push(row([
+            &plain(&file.name),
+            &file.tensors.to_string(),
+            &file.bytes.to_string(),
+            &size(file.bytes),
+        ]));
+    }
+    table(&rows, &[false, true, true, true])
+}
