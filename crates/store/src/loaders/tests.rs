@@ -286,24 +286,19 @@ fn a_drive_that_disappears_is_set_aside_and_everything_still_comes() {
             _ => Fault::Error(libc::ENODEV),
         });
         let (store, recorder, dirs) = rig.open(uring);
-        assert_eq!(fetch(&store, 12).len(), 0);
-        let notices = notices(&recorder);
         let name = dirs.path().join("drive-0").display().to_string();
-        assert!(!notices.is_empty() && notices.iter().all(|text| text.contains(&name)), "{notices:?}");
-        // Reads that were on their way when it disappeared come to their end on a thread of their own.
-        let settled = || {
-            let mut reads = store.drives()[0].reads;
-            loop {
-                std::thread::sleep(Duration::from_millis(100));
-                let now = store.drives()[0].reads;
-                if std::mem::replace(&mut reads, now) == now {
-                    return now;
-                }
+        // How often the drive is asked, and so how soon it has failed often enough, follows from how fast each drive
+        // was before: on a busy machine it takes some rounds. Once it was told, nothing more is asked of it.
+        let told = || notices(&recorder);
+        for round in 0.. {
+            assert!(round < 50, "it is asked again and again: {:?}", told());
+            let (was_told, before) = (!told().is_empty(), store.drives()[0].reads);
+            assert_eq!(fetch(&store, 12).len(), 0);
+            if was_told && store.drives()[0].reads == before {
+                break;
             }
-        };
-        let before = settled();
-        assert_eq!(fetch(&store, 2).len(), 0);
-        assert_eq!(settled(), before, "nothing more is asked of it");
+        }
+        assert!(told().iter().all(|text| text.contains(&name)), "{:?}", told());
     }
 }
 
