@@ -5,6 +5,7 @@
 //! device computes, [`metal`] has the kernels of Apple's.
 #![forbid(unsafe_code)]
 
+mod hazards;
 pub mod kernels;
 pub mod metal;
 pub mod residency;

@@ -8,7 +8,6 @@ mod accelerator;
 mod buffers;
 mod encode;
 mod experts;
-mod hazards;
 mod launch;
 mod layout;
 mod scratch;

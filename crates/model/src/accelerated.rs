@@ -8,7 +8,6 @@ mod layer;
 mod step;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use metaltail_kernels::{Accelerator, Buffer, ExpertCompute, HeldMatrix, Op, Order};
 use metaltail_store::LayerExperts;
@@ -164,10 +163,4 @@ impl Body {
 /// The accelerator that computes the experts, which holds the dense weights too.
 fn device_of<'a>(experts: &'a mut Experts<'_>) -> Result<&'a mut dyn Accelerator, ModelError> {
     experts.compute.accelerator().ok_or(ModelError::NoAccelerator)
-}
-
-/// A sparse layer whose experts may still be computed.
-struct Running {
-    layer: u32,
-    began: Instant,
 }

@@ -208,6 +208,15 @@ fn roles(report: &Report) -> String {
     table(&rows, &[false, true, true, true, false])
 }
 
+/// Layers from the first to the last, as people read them.
+fn stretch_name((first, last): (u32, u32), draft: bool) -> String {
+    let draft = if draft { " (draft)" } else { "" };
+    match first == last {
+        true => format!("{first}{draft}"),
+        false => format!("{first}–{last}{draft}"),
+    }
+}
+
 /// A line for each stretch of layers that are stored alike.
 fn layers(report: &Report, plan: &Plan) -> String {
     let header = ["layers", "experts", "chosen", "an expert", "reads", "checksums", "formats"];
@@ -222,13 +231,7 @@ fn layers(report: &Report, plan: &Plan) -> String {
     });
     for stretch in stretches {
         let (Some(first), Some(last)) = (stretch.first(), stretch.last()) else { continue };
-        let mut numbers = match first.layer == last.layer {
-            true => first.layer.to_string(),
-            false => format!("{}–{}", first.layer, last.layer),
-        };
-        if first.draft {
-            numbers.push_str(" (draft)");
-        }
+        let numbers = stretch_name((first.layer, last.layer), first.draft);
         let planned = match first.draft {
             true => plan.draft.as_ref(),
             false => plan.layers.get(first.layer as usize),

@@ -12,10 +12,10 @@ use metaltail_kernels::{
 use metaltail_quant::{MatrixLayout, MatrixRef};
 
 use super::encode::{self, Attention, Grid, Norm};
-use super::hazards::Hazards;
 use super::launch::{Launch, Launcher, MOST_BYTES};
 use super::layout::{floats, format_name, matrix};
 use super::scratch::{Room, Scratch};
+use crate::hazards::Hazards;
 use crate::residency::{DeclaredArena, HeldWeights, Placement, Span, spans_of};
 
 /// The most threadgroups of a launch in a direction. Metal takes more; a bound keeps positions far from 2³².

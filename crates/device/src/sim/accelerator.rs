@@ -12,6 +12,7 @@ use metaltail_kernels::{
 use metaltail_quant::{MatrixLayout, MatrixRef};
 
 use super::driver::SimDriver;
+use crate::hazards::Hazards;
 use crate::kernels::{
     self, Indexer, KernelDevice, KernelError, LatentAttention, Positions, Reference, Router,
 };
@@ -34,8 +35,7 @@ pub struct SimAccelerator {
     /// The submission that is being recorded.
     open: Option<Submission>,
     in_flight: Vec<Submission>,
-    /// Recorded since the last barrier.
-    unordered: Vec<Footprint>,
+    hazards: Hazards,
     /// Buffers that something recorded uses.
     used: BTreeSet<Buffer>,
     /// Of these, what was given up.
@@ -80,7 +80,7 @@ impl SimAccelerator {
             next: 0,
             open: None,
             in_flight: Vec::new(),
-            unordered: Vec::new(),
+            hazards: Hazards::default(),
             used: BTreeSet::new(),
             leaving: BTreeSet::new(),
         }
@@ -135,18 +135,16 @@ impl SimAccelerator {
         if self.open.is_none() {
             self.open = Some(ledger.submit().map_err(failed)?);
             ledger.driver_mut().begin_submission();
-            self.unordered.clear();
+            self.hazards.clear();
         }
         let device = ledger.driver_mut();
-        if self.unordered.iter().any(|earlier| earlier.conflicts(&footprint)) {
+        if self.hazards.needs_barrier(&footprint) {
             device.barrier();
-            self.unordered.clear();
         }
         let bound: Vec<Span> = footprint.reads.iter().chain(&footprint.changes).map(scratch).collect();
         let writes: Vec<Span> = footprint.written().map(scratch).collect();
         device.dispatch(weights, &bound, &writes).map_err(|error| failed(ResidencyError::from(error)))?;
         self.used.extend(footprint.touched().map(|extent| extent.buffer));
-        self.unordered.push(footprint);
         Ok(())
     }
 
@@ -301,7 +299,7 @@ impl SimAccelerator {
             first = first.and(self.residency.complete(submission).map_err(failed));
         }
         self.used.clear();
-        self.unordered.clear();
+        self.hazards.clear();
         for buffer in std::mem::take(&mut self.leaving) {
             self.buffers.remove(&buffer);
         }

@@ -8,8 +8,8 @@ use std::time::Instant;
 use metaltail_kernels::{Accelerator, Buffer, HeldMatrix, Lists, Op, Order, View};
 use metaltail_store::Lease;
 
+use super::DeviceCache;
 use super::attention::Mla;
-use super::{DeviceCache, Running};
 use crate::error::ModelError;
 use crate::kv::KvCache;
 use crate::observer::{ModelEvent, ModelObserver};
@@ -51,6 +51,12 @@ impl Scratch {
             }
         }
     }
+}
+
+/// A sparse layer whose experts may still be computed.
+struct Running {
+    layer: u32,
+    began: Instant,
 }
 
 /// Rows of one sequence at consecutive positions.

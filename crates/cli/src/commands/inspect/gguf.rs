@@ -183,13 +183,7 @@ fn layers(report: &GgufReport) -> String {
     };
     for stretch in report.layers.chunk_by(alike) {
         let (Some(first), Some(last)) = (stretch.first(), stretch.last()) else { continue };
-        let mut numbers = match first.layer == last.layer {
-            true => first.layer.to_string(),
-            false => format!("{}–{}", first.layer, last.layer),
-        };
-        if first.draft {
-            numbers.push_str(" (draft)");
-        }
+        let numbers = super::stretch_name((first.layer, last.layer), first.draft);
         let (experts, runs) = (first.experts.to_string(), first.runs.to_string());
         rows.push(row([
             &numbers,

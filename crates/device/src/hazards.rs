@@ -4,13 +4,13 @@ use metaltail_kernels::Footprint;
 
 /// What was recorded since the last barrier.
 #[derive(Debug, Default)]
-pub(super) struct Hazards {
+pub(crate) struct Hazards {
     since: Footprint,
 }
 
 impl Hazards {
     /// Adds a launch. Whether a barrier is needed before it, which is taken to be set then.
-    pub(super) fn needs_barrier(&mut self, next: &Footprint) -> bool {
+    pub(crate) fn needs_barrier(&mut self, next: &Footprint) -> bool {
         let conflicts = self.since.conflicts(next);
         if conflicts {
             self.clear();
@@ -21,7 +21,7 @@ impl Hazards {
     }
 
     /// All that comes is ordered behind what was.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.since = Footprint::default();
     }
 }
