@@ -1,0 +1,105 @@
+//! Feed-forward kinds: dense, or routed experts with their router.
+
+use metaltail_container::Role;
+
+use super::Tensors;
+
+/// Feed-forward kinds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FfnPlan {
+    /// SwiGLU of this width.
+    Dense {
+        /// Width.
+        width: usize,
+    },
+    /// Routed experts.
+    Moe(MoePlan),
+}
+
+/// Mixture of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoePlan {
+    /// Routed experts.
+    pub experts: usize,
+    /// Experts a row.
+    pub top_k: usize,
+    /// Width of an expert.
+    pub width: usize,
+    /// Router.
+    pub router: RouterPlan,
+    /// Width of the shared expert, if there is one.
+    pub shared_width: Option<usize>,
+    /// What its tensors are called.
+    pub names: MoeNames,
+}
+
+/// What checkpoints call the tensors of a mixture, after the layer's prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoeNames {
+    /// The block that router, experts and shared expert belong to.
+    pub block: &'static str,
+    /// The router's correction bias, within the block.
+    pub correction_bias: &'static str,
+    /// Gate, up and down of an expert, after its number.
+    pub expert: [&'static str; 3],
+}
+
+impl MoeNames {
+    /// The names of most families.
+    pub const MLP: MoeNames = MoeNames {
+        block: "mlp",
+        correction_bias: "gate.e_score_correction_bias",
+        expert: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
+    };
+    /// Mixtral's names, and those of families that took them over.
+    pub const BLOCK_SPARSE: MoeNames = MoeNames {
+        block: "block_sparse_moe",
+        correction_bias: "e_score_correction_bias",
+        expert: [".w1.weight", ".w3.weight", ".w2.weight"],
+    };
+
+    /// Name of the router's matrix; `prefix` is the layer's.
+    pub(crate) fn router(&self, prefix: &str) -> String {
+        format!("{prefix}{}.gate.weight", self.block)
+    }
+
+    /// Name of the router's correction bias.
+    pub(crate) fn correction_bias(&self, prefix: &str) -> String {
+        format!("{prefix}{}.{}", self.block, self.correction_bias)
+    }
+
+    /// Name of the shared expert, before its matrices.
+    pub(crate) fn shared(&self, prefix: &str) -> String {
+        format!("{prefix}{}.shared_experts", self.block)
+    }
+}
+
+/// From logits to chosen experts and their weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouterPlan {
+    /// Logit to score.
+    pub scoring: Scoring,
+    /// Whether a learned bias is added for the choice (not for the weight).
+    pub correction_bias: bool,
+    /// `(groups, groups kept)`, if the choice is limited to groups.
+    pub groups: Option<(usize, usize)>,
+    /// Whether the chosen weights are divided by their sum.
+    pub normalise: bool,
+    /// Factor on the weights.
+    pub scale: f32,
+}
+
+/// Logit to score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scoring {
+    /// Logistic function of each logit.
+    Sigmoid,
+    /// Softmax over all experts.
+    Softmax,
+}
+
+pub(super) fn swiglu_tensors(name: &str, width: usize, hidden: usize, role: Role, out: &mut Tensors<'_>) {
+    out.matrix(&format!("{name}.gate_proj.weight"), width, hidden, role);
+    out.matrix(&format!("{name}.up_proj.weight"), width, hidden, role);
+    out.matrix(&format!("{name}.down_proj.weight"), hidden, width, role);
+}
