@@ -27,9 +27,8 @@ impl Opened {
     /// A model that is missing, damaged or of a family that is not supported, or that cannot be read.
     pub fn at(dir: &Path) -> Result<Opened, Failure> {
         let (first, further) = directories(dir)?;
-        let checkpoint = Checkpoint::open_with(&first, &further).map_err(|error| refused(&error))?;
-        let plan = Plan::from_config(checkpoint.config())
-            .map_err(|error| Failure::from_error(Kind::Model, &error))?;
+        let mut checkpoint = Checkpoint::open_with(&first, &further).map_err(|error| refused(&error))?;
+        let plan = Plan::of(&mut checkpoint).map_err(|error| Failure::from_error(Kind::Model, &error))?;
         let inventory = plan.inventory();
         Ok(Opened { checkpoint, plan, inventory })
     }

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use metaltail_container::Checkpoint;
 use metaltail_engine::sampler::Sampling;
 use metaltail_engine::telemetry::{Event, Listener, Telemetry};
 use metaltail_engine::{
@@ -30,6 +31,8 @@ pub struct Runtime {
     pub engine: Engine,
     /// Its tokenizer, where the directory has one.
     pub tokenizer: Option<Tokenizer>,
+    /// Why there is none, where there should be one.
+    no_tokenizer: Option<String>,
     /// Ids that end an answer.
     pub stop_ids: StopIds,
     /// How tokens are chosen.
@@ -89,10 +92,7 @@ impl Runtime {
         bar.finish();
         let engine = opened.map_err(|error| failure(&error))?;
         note_idle_settings(settings, &engine);
-        let tokenizer = match dir.join("tokenizer.json").exists() {
-            true => Some(Tokenizer::from_dir(&dir).map_err(|error| text_failure(&error))?),
-            false => None,
-        };
+        let (tokenizer, no_tokenizer) = tokenizer(engine.checkpoint())?;
         if let Some(tokenizer) = &tokenizer {
             tokenizer.check_vocab(engine.plan().vocab).map_err(|error| text_failure(&error))?;
         }
@@ -110,7 +110,7 @@ impl Runtime {
             notice(&format!("reads: {way} ({}), by {} ({})", mode.reason, mode.carrier(), mode.uring_reason));
             notice(&pins::to_words(engine.pins()));
         }
-        Ok(Runtime { engine, tokenizer, stop_ids, sampling })
+        Ok(Runtime { engine, tokenizer, no_tokenizer, stop_ids, sampling })
     }
 
     /// The chat template, where the model has one: read and compiled now, since ids, raw prompts and scores
@@ -119,7 +119,7 @@ impl Runtime {
     /// # Errors
     /// A template that is damaged, or too little memory to work on it.
     pub fn template(&self) -> Result<Option<ChatTemplate>, Failure> {
-        ChatTemplate::from_dir(self.engine.checkpoint().dir()).map_err(|error| text_failure(&error))
+        ChatTemplate::of(self.engine.checkpoint()).map_err(|error| text_failure(&error))
     }
 
     /// Says where it is measured what left out experts cost; for commands that only generate.
@@ -136,11 +136,26 @@ impl Runtime {
     pub fn need_tokenizer(&self) -> Result<&Tokenizer, Failure> {
         self.tokenizer.as_ref().ok_or_else(|| {
             let dir = self.engine.checkpoint().dir().display();
-            Failure::new(
-                Kind::Model,
-                format!("{dir} has no tokenizer.json: add one, or use `run --ids FILE`, which needs none"),
-            )
+            let reason = match &self.no_tokenizer {
+                Some(reason) => format!("{reason}: use `run --ids FILE`, which needs no tokenizer"),
+                None if self.engine.checkpoint().gguf().is_some() => {
+                    format!("{dir} has no tokenizer in its metadata: use `run --ids FILE`, which needs none")
+                }
+                None => {
+                    format!("{dir} has no tokenizer.json: add one, or use `run --ids FILE`, which needs none")
+                }
+            };
+            Failure::new(Kind::Model, reason)
         })
+    }
+}
+
+/// The tokenizer of a model, or why one in GGUF cannot be used: token ids go without.
+fn tokenizer(checkpoint: &Checkpoint) -> Result<(Option<Tokenizer>, Option<String>), Failure> {
+    match Tokenizer::of(checkpoint) {
+        Ok(tokenizer) => Ok((tokenizer, None)),
+        Err(error @ TextError::Metadata { .. }) => Ok((None, Some(error.to_string()))),
+        Err(error) => Err(text_failure(&error)),
     }
 }
 

@@ -230,7 +230,7 @@ impl Checkpoint {
         for layer in inventory.experts.iter().filter(|layer| use_draft || !layer.draft) {
             claimed += self.count_layer(layer, &mut census)?;
         }
-        census.unused = self.index().len().saturating_sub(claimed);
+        census.unused = self.stored().saturating_sub(claimed);
         self.refuse_other_parameters(inventory, (!use_draft).then_some(&draft_layers))?;
         self.notice_layers_beyond(inventory);
         Ok(census)

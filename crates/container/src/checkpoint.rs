@@ -1,6 +1,7 @@
-//! A model directory, opened: its kind by content, its configuration, and where every byte lies.
+//! A model, opened: its kind by content, its configuration, and where every byte lies.
 
-use std::collections::BTreeSet;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
@@ -13,24 +14,25 @@ use serde::Serialize;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::colibri::{self, Stamps};
+use crate::convert::COPIED;
 use crate::copies::{self, Original};
+use crate::detail::Detail;
 use crate::error::Error;
 use crate::finite;
+use crate::gguf::{Gguf, GgufTensors, is_gguf};
 use crate::header::{self, Header, HeaderError};
 use crate::hf;
-use crate::index::TensorIndex;
-use crate::inventory::{ExpertLayerSpec, Part, Role, TensorSpec};
-use crate::listing::{Listing, open_plain, read_object};
-use crate::place::{ExpertPlace, Extent, MatrixPlace, PartPlace, RunOffset};
-use crate::slab::{self, Checksum, Manifest, SCALES_SUFFIX, Slab};
+use crate::inventory::{ExpertLayerSpec, Role, TensorSpec};
+use crate::listing::{Listing, open_plain, read_capped, read_object};
+use crate::place::{ExpertPlace, Extent, MatrixPlace};
+use crate::slab::{self, Checksum, Manifest, SCALES_SUFFIX};
 
 /// Longest single read, in bytes, so that a failed one names its offset closely.
 const READ_CHUNK: usize = 1 << 30;
 /// Most notices that are kept.
 const NOTICES_CAP: usize = 64;
 
-/// What a model directory is.
+/// What a model's files are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -40,6 +42,8 @@ pub enum Kind {
     Colibri,
     /// Our slab container.
     Slab,
+    /// A GGUF file or a split set of them.
+    Gguf,
 }
 
 impl fmt::Display for Kind {
@@ -48,16 +52,9 @@ impl fmt::Display for Kind {
             Kind::Hf => "hf",
             Kind::Colibri => "colibri",
             Kind::Slab => "slab",
+            Kind::Gguf => "gguf",
         })
     }
-}
-
-/// What only one kind of directory has.
-#[derive(Debug)]
-enum Detail {
-    Hf,
-    Colibri(Stamps),
-    Slab(Box<Slab>),
 }
 
 /// The safetensors files of a directory, side by side.
@@ -95,24 +92,6 @@ impl Opened {
         }
         Ok(drives)
     }
-
-    /// Joins the headers and finds out what the directory is.
-    fn classify(&self, dir: &Path, manifest: Option<Manifest>) -> Result<(TensorIndex, Detail), Error> {
-        let Opened { files, headers, lens, .. } = self;
-        let padded = manifest.is_some();
-        let keep = |name: &str| !(padded && name.starts_with(slab::PAD_PREFIX));
-        let index = TensorIndex::new(dir, files, headers, keep)?;
-        let detail = match manifest {
-            Some(manifest) => {
-                let slab = Slab::new(manifest, files, headers, lens)?;
-                slab.check_dense(&index)?;
-                Detail::Slab(Box::new(slab))
-            }
-            None if colibri::is_colibri(&index) => Detail::Colibri(Stamps::new(files, headers)?),
-            None => Detail::Hf,
-        };
-        Ok((index, detail))
-    }
 }
 
 /// A directory that holds files of a checkpoint.
@@ -124,7 +103,7 @@ pub struct Drive {
     pub files: Vec<Option<PathBuf>>,
 }
 
-/// A model directory whose headers were read and checked. No tensor was read yet.
+/// A model whose headers were read and checked. No tensor was read yet.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
@@ -133,15 +112,18 @@ pub struct Checkpoint {
     generation_config: Option<Value>,
     files: Vec<PathBuf>,
     handles: Vec<File>,
-    index: TensorIndex,
     detail: Detail,
+    /// Small files that stand in place of those beside the weights.
+    companions: BTreeMap<&'static str, Vec<u8>>,
     notices: Mutex<BTreeSet<String>>,
     /// Whether dense tensors are held against the manifest's checksums.
     verify_dense: bool,
 }
 
 impl Checkpoint {
-    /// Opens a directory: finds out what it is, reads config.json and every header.
+    /// Opens a directory, a GGUF file, or the directory of one GGUF model: finds out what it is, reads
+    /// config.json and every header. A GGUF model has its configuration in the words of another program, and
+    /// gets one from [`Checkpoint::adopt`].
     ///
     /// # Errors
     /// Refuses whatever is missing, unfinished, damaged or unsupported, by name.
@@ -155,17 +137,20 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`]; a file that is no copy of the first of its name.
     pub fn open_with(dir: &Path, further: &[PathBuf]) -> Result<Checkpoint, Error> {
+        if is_gguf(dir) {
+            return Checkpoint::of_gguf(dir, further);
+        }
         let mut listing = Listing::of(dir)?;
+        if let Some(path) = listing.only_gguf(dir)? {
+            return Checkpoint::of_gguf(&path, further);
+        }
         further.iter().try_for_each(|dir| listing.add(dir))?;
         let manifest = listing.manifest(dir)?;
         if manifest.is_none() && listing.is_journaled() {
             return Err(Error::Unfinished { dir: dir.to_owned() });
         }
         if !listing.names.contains("config.json") {
-            return Err(match listing.gguf(dir) {
-                Some(path) => Error::Gguf { path },
-                None => Error::NoConfig { dir: dir.to_owned() },
-            });
+            return Err(Error::NoConfig { dir: dir.to_owned() });
         }
         listing.refuse_dangling(dir)?;
         let config = read_object(&dir.join("config.json"))?;
@@ -186,7 +171,8 @@ impl Checkpoint {
         if let Some(shards) = &shards {
             shards.check_tensors(&dir.join(hf::INDEX), &opened.files, &opened.headers)?;
         }
-        let (index, detail) = opened.classify(dir, manifest)?;
+        let parts = (opened.files.as_slice(), opened.headers.as_slice(), opened.lens.as_slice());
+        let detail = Detail::of_safetensors(dir, parts, manifest)?;
         let drives = opened.drives(dir, further)?;
         Ok(Checkpoint {
             dir: dir.to_owned(),
@@ -195,11 +181,88 @@ impl Checkpoint {
             generation_config,
             files: opened.files,
             handles: opened.handles,
-            index,
             detail,
+            companions: BTreeMap::new(),
             notices: Mutex::default(),
             verify_dense: true,
         })
+    }
+
+    /// Opens a GGUF file or the set that it belongs to.
+    fn of_gguf(path: &Path, further: &[PathBuf]) -> Result<Checkpoint, Error> {
+        let gguf = Gguf::open(path)?;
+        let files: Vec<PathBuf> = gguf.parts().iter().map(|part| part.path.clone()).collect();
+        let mut handles = Vec::with_capacity(files.len());
+        for part in gguf.parts() {
+            let (handle, got) = open_plain(&part.path)?;
+            if got != part.len {
+                return Err(Error::FileLength { path: part.path.clone(), wanted: part.len, got });
+            }
+            handles.push(handle);
+        }
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut drives =
+            vec![Drive { dir: dir.to_owned(), files: files.iter().cloned().map(Some).collect() }];
+        let each = gguf.parts().iter().zip(&handles);
+        let originals: Vec<Original> =
+            each.map(|(part, handle)| Original { path: &part.path, handle, len: part.len }).collect();
+        for other in further {
+            drives.push(Drive { dir: other.clone(), files: copies::find(path, other, &originals)? });
+        }
+        Ok(Checkpoint {
+            dir: path.to_owned(),
+            drives,
+            config: Value::Object(serde_json::Map::new()),
+            generation_config: None,
+            files,
+            handles,
+            detail: Detail::Gguf(Box::new(GgufTensors::new(gguf))),
+            companions: BTreeMap::new(),
+            notices: Mutex::default(),
+            verify_dense: true,
+        })
+    }
+
+    /// The headers of a GGUF model.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.detail {
+            Detail::Gguf(tensors) => Some(tensors.gguf()),
+            _ => None,
+        }
+    }
+
+    /// Gives a GGUF model the configuration that its metadata come to; both are objects.
+    pub fn adopt(&mut self, config: Value, generation_config: Option<Value>) {
+        (self.config, self.generation_config) = (config, generation_config);
+    }
+
+    /// Puts a small file, one of [`COPIED`], in the place of the one beside the weights.
+    pub fn add_companion(&mut self, name: &'static str, bytes: Vec<u8>) {
+        self.companions.insert(name, bytes);
+    }
+
+    /// A small file that goes with the weights, one of [`COPIED`]; `None` where there is none.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is too large.
+    pub fn companion(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>, Error> {
+        debug_assert!(COPIED.contains(&name));
+        if let Some(bytes) = self.companions.get(name) {
+            return Ok(Some(Cow::Borrowed(bytes)));
+        }
+        if self.gguf().is_some() {
+            let value = match name {
+                "config.json" => Some(&self.config),
+                "generation_config.json" => self.generation_config.as_ref(),
+                _ => None,
+            };
+            return Ok(value.map(|value| Cow::Owned(format!("{value:#}\n").into_bytes())));
+        }
+        match read_capped(&self.dir.join(name)) {
+            Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether [`Self::read_matrix`] and [`Self::read_f32`] hold the tensors of a slab container
@@ -211,18 +274,19 @@ impl Checkpoint {
     /// What the directory is.
     pub fn kind(&self) -> Kind {
         match self.detail {
-            Detail::Hf => Kind::Hf,
-            Detail::Colibri(_) => Kind::Colibri,
-            Detail::Slab(_) => Kind::Slab,
+            Detail::Hf(_) => Kind::Hf,
+            Detail::Colibri(..) => Kind::Colibri,
+            Detail::Slab(..) => Kind::Slab,
+            Detail::Gguf(_) => Kind::Gguf,
         }
     }
 
-    /// The directory.
+    /// The directory, or the GGUF file that was opened.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// config.json, known to be an object.
+    /// config.json, known to be an object; of a GGUF model what was adopted, empty before.
     pub fn config(&self) -> &Value {
         &self.config
     }
@@ -237,7 +301,7 @@ impl Checkpoint {
         self.config.get("model_type")?.as_str()
     }
 
-    /// The safetensors files; [`Extent::file`] counts in this slice.
+    /// The files with weights; [`Extent::file`] counts in this slice.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
@@ -250,24 +314,24 @@ impl Checkpoint {
     /// The manifest of a slab container.
     pub fn manifest(&self) -> Option<&Manifest> {
         match &self.detail {
-            Detail::Slab(slab) => Some(&slab.manifest),
+            Detail::Slab(_, slab) => Some(&slab.manifest),
             _ => None,
         }
     }
 
     /// Stored names of all tensors, in no order.
     pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
-        self.index.iter().map(|(name, _)| name)
+        self.detail.names()
     }
 
     /// What stands in place of `model.` in the stored names.
     pub fn prefix(&self) -> &str {
-        self.index.prefix()
+        self.detail.prefix()
     }
 
     /// Whether a tensor of this canonical name is stored.
     pub fn has(&self, name: &str) -> bool {
-        self.index.find(name).is_some()
+        self.detail.stored_name(name).is_some()
     }
 
     /// What was decided for lack of a stamp and what looks odd, in sentences; grows as matrices are
@@ -292,7 +356,7 @@ impl Checkpoint {
     /// NaN or infinity among the scales or in a tensor that is kept in f32 (routers apart).
     pub fn read_matrix(&self, spec: &TensorSpec) -> Result<OwnedMatrix, Error> {
         let place = self.matrix(spec)?;
-        let (name, _) = self.index.require(&spec.name)?;
+        let name = self.detail.stored_name(&spec.name).unwrap_or(&spec.name);
         let weights = self.read_verified(name, place.weights)?;
         let scales = match place.scales {
             Some(extent) => self.read_verified(&format!("{name}{SCALES_SUFFIX}"), extent)?,
@@ -339,12 +403,7 @@ impl Checkpoint {
         if expert >= layer.count {
             return Err(Error::NoSuchExpert { layer: layer.layer, expert, count: layer.count });
         }
-        let part = |part: Part| self.locate(&layer.name(expert, part), layer.shape(part));
-        let parts = [part(Part::Gate)?, part(Part::Up)?, part(Part::Down)?];
-        match &self.detail {
-            Detail::Slab(slab) => slab.expert(&self.index, layer, expert, parts),
-            _ => Ok(join_runs(parts)),
-        }
+        self.detail.expert(layer, expert, &|text| self.notice(text))
     }
 
     /// Reads bytes of one file into `out`, whose length counts (not [`Extent::len`]).
@@ -405,21 +464,13 @@ impl Checkpoint {
         Ok(meta.map_err(|source| Error::Io { action: "look at", path: path.clone(), source })?.len())
     }
 
-    /// The tensors by name.
-    pub(crate) fn index(&self) -> &TensorIndex {
-        &self.index
+    /// Number of stored tensors.
+    pub(crate) fn stored(&self) -> usize {
+        self.detail.len()
     }
 
-    fn locate(&self, canonical: &str, (rows, cols): (usize, usize)) -> Result<MatrixPlace, Error> {
-        let (name, stored) = self.index.require(canonical)?;
-        match &self.detail {
-            Detail::Hf => hf::locate(&self.index, name, stored, rows, cols),
-            Detail::Slab(slab) => slab.locate(&self.index, name, stored, (rows, cols)),
-            Detail::Colibri(stamps) => {
-                let notice = |text| self.notice(text);
-                colibri::locate(&self.index, stamps, name, stored, (rows, cols), &notice)
-            }
-        }
+    fn locate(&self, canonical: &str, shape: (usize, usize)) -> Result<MatrixPlace, Error> {
+        self.detail.locate(canonical, shape, &|text| self.notice(text))
     }
 }
 
@@ -435,34 +486,6 @@ fn refuse_other_family(dir: &Path, manifest: &Manifest, config: &Value) -> Resul
         }),
         _ => Ok(()),
     }
-}
-
-/// Joins adjacent byte ranges of one expert, so that each run is one read.
-fn join_runs(parts: [MatrixPlace; 3]) -> ExpertPlace {
-    let mut extents: Vec<Extent> = parts.iter().flat_map(|p| [Some(p.weights), p.scales]).flatten().collect();
-    extents.sort_unstable_by_key(|e| (e.file, e.offset));
-    let mut runs: Vec<Extent> = Vec::with_capacity(3);
-    for extent in extents {
-        match runs.last_mut() {
-            // Extents lie inside their file, so no end overflows.
-            Some(run) if run.file == extent.file && run.offset + run.len == extent.offset => {
-                run.len += extent.len;
-            }
-            _ => runs.push(extent),
-        }
-    }
-    let within = |extent: Extent| {
-        // The last run that begins at or before the extent is the one that swallowed it.
-        let after = runs.partition_point(|run| (run.file, run.offset) <= (extent.file, extent.offset));
-        let run = after.saturating_sub(1);
-        RunOffset { run: run as u32, offset: extent.offset - runs[run].offset }
-    };
-    let parts = parts.map(|place| PartPlace {
-        layout: place.layout,
-        weights: within(place.weights),
-        scales: place.scales.map(within),
-    });
-    ExpertPlace { runs, parts, checksum: None }
 }
 
 /// Opens a safetensors file: the handle, its checked header and its length.

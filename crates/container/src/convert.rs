@@ -23,7 +23,6 @@ use serde::Serialize;
 use journal::{Destination, Journal, Lock, SourceIdentity};
 pub use space::free_bytes;
 
-use crate::listing::read_capped;
 use crate::slab::{Manifest, Parameters};
 pub use crate::slab_writer::WriteError;
 use crate::slab_writer::directory::NewDirs;
@@ -89,6 +88,13 @@ impl Default for ConvertOptions {
             rest: Target::Format(Format::Int8Row),
             draft_experts: Target::Format(Format::Int8Row),
         }
+    }
+}
+
+impl ConvertOptions {
+    /// Everything as it is stored.
+    pub fn keep() -> ConvertOptions {
+        ConvertOptions { experts: Target::Keep, rest: Target::Keep, draft_experts: Target::Keep }
     }
 }
 
@@ -172,7 +178,7 @@ impl ConvertPlan {
         };
         let model_type = inventory.family.clone();
         let manifest_bytes = slab.manifest_bytes(&model_type, &parameters);
-        Ok(ConvertPlan { slab, copies: read_copies(source.dir())?, parameters, model_type, manifest_bytes })
+        Ok(ConvertPlan { slab, copies: read_copies(source)?, parameters, model_type, manifest_bytes })
     }
 
     /// Every output file with its length in bytes, in the order of writing; the manifest is last.
@@ -428,14 +434,11 @@ pub(crate) fn layouts(spec: &ExpertLayerSpec, formats: [Format; 3]) -> Result<[M
 }
 
 /// Reads the small files that are taken over.
-fn read_copies(dir: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, WriteError> {
+fn read_copies(source: &Checkpoint) -> Result<Vec<(&'static str, Vec<u8>)>, WriteError> {
     let mut copies = Vec::new();
     for name in COPIED {
-        let path = dir.join(name);
-        match read_capped(&path) {
-            Ok(bytes) => copies.push((name, bytes)),
-            Err(crate::Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error.into()),
+        if let Some(bytes) = source.companion(name)? {
+            copies.push((name, bytes.into_owned()));
         }
     }
     Ok(copies)

@@ -22,16 +22,28 @@ pub enum Error {
         path: PathBuf,
     },
     /// The path is a file.
-    #[error("{} is not a directory: give the directory that holds config.json and the *.safetensors files", path.display())]
+    #[error("{} is not a directory: give a GGUF file, or the directory that holds config.json and the *.safetensors files", path.display())]
     NotDirectory {
         /// Path given.
         path: PathBuf,
     },
-    /// A GGUF file.
-    #[error("{} is a GGUF file, which this version cannot run yet, only describe (`metaltail inspect --model FILE.gguf`): use the model's safetensors checkpoint", path.display())]
-    Gguf {
-        /// Path given or found.
-        path: PathBuf,
+    /// A directory with more than one GGUF model.
+    #[error("{} holds {} GGUF models ({}): name the file of one", dir.display(), names.len(), crate::census::some_of(names))]
+    SeveralGguf {
+        /// The directory.
+        dir: PathBuf,
+        /// The file of each, of a set the first.
+        names: Vec<String>,
+    },
+    /// A tensor of a type that is not computed.
+    #[error("cannot compute with {}: tensor {tensor:?} is of type {kind}, for which there is no arithmetic here; use a file in Q8_0, Q4_K_M or another common quantisation", file.display())]
+    GgufType {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Name of the type.
+        kind: &'static str,
     },
     /// A GGUF file whose header is refused.
     #[error("cannot use {}: its GGUF header is refused", path.display())]

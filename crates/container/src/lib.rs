@@ -1,4 +1,4 @@
-//! Models on disk: safetensors checkpoints, colibrì directories, the slab container; census, convert, synth.
+//! Models on disk: safetensors checkpoints, colibrì directories, the slab container, GGUF; census, convert, synth.
 //!
 //! [`Checkpoint::open`] finds out what a directory is and reads its headers; [`Checkpoint::check`]
 //! holds it against an [`Inventory`] before anything is allocated. Every size and offset of a file
@@ -11,6 +11,7 @@ mod checkpoint;
 mod colibri;
 pub mod convert;
 mod copies;
+mod detail;
 mod error;
 mod finite;
 pub mod gguf;

@@ -38,11 +38,7 @@ impl Listing {
             other => other.map_err(io("look at"))?,
         };
         if !meta.is_dir() {
-            return Err(if gguf::is_gguf(dir) {
-                Error::Gguf { path: dir.to_owned() }
-            } else {
-                Error::NotDirectory { path: dir.to_owned() }
-            });
+            return Err(Error::NotDirectory { path: dir.to_owned() });
         }
         let mut names = BTreeSet::new();
         for entry in fs::read_dir(dir).map_err(io("list"))? {
@@ -105,9 +101,20 @@ impl Listing {
         self.names.contains(slab::JOURNAL)
     }
 
-    /// A GGUF file, if there is one.
-    pub fn gguf(&self, dir: &Path) -> Option<PathBuf> {
-        self.names.iter().map(|name| dir.join(name)).find(|path| has_extension(path, "gguf"))
+    /// The GGUF model of a directory that holds nothing else: a file, or the first of a set.
+    ///
+    /// # Errors
+    /// Several of them.
+    pub fn only_gguf(&self, dir: &Path) -> Result<Option<PathBuf>, Error> {
+        let other = |name: &String| name == "config.json" || is_weights(name);
+        if self.is_journaled() || self.names.contains(slab::MANIFEST) || self.names.iter().any(other) {
+            return Ok(None);
+        }
+        let mut models = gguf::models_among(self.names.iter().map(String::as_str));
+        match models.len() {
+            0 | 1 => Ok(models.pop().map(|name| dir.join(name))),
+            _ => Err(Error::SeveralGguf { dir: dir.to_owned(), names: models }),
+        }
     }
 
     /// The safetensors files that belong to the model, and the index that says so.
@@ -134,10 +141,7 @@ impl Listing {
         }
         hf::check_numbering(dir, &found)?;
         if found.is_empty() {
-            return Err(match self.gguf(dir) {
-                Some(path) => Error::Gguf { path },
-                None => Error::NoTensors { dir: dir.to_owned() },
-            });
+            return Err(Error::NoTensors { dir: dir.to_owned() });
         }
         Ok((self.cap(dir, found.into_iter().collect())?, None))
     }

@@ -34,9 +34,15 @@ fn what_is_no_model_directory_is_refused_by_name() {
     assert!(matches!(refused(&dir.path().join("config.json")), Error::NotDirectory { .. }));
     assert!(matches!(refused(dir.path()), Error::NoTensors { .. }));
     fs::write(dir.path().join("model.gguf"), "GGUF").unwrap();
-    assert!(matches!(refused(dir.path()), Error::Gguf { .. }));
-    let error = refused(&dir.path().join("model.gguf"));
-    assert!(error.to_string().contains("cannot run yet"), "{error}");
+    assert!(matches!(refused(dir.path()), Error::NoTensors { .. }), "a configuration wants safetensors");
+    assert!(matches!(refused(&dir.path().join("model.gguf")), Error::GgufFile { .. }));
+    fs::remove_file(dir.path().join("config.json")).unwrap();
+    assert!(matches!(refused(dir.path()), Error::GgufFile { .. }), "the only model in it is meant");
+    fs::write(dir.path().join("mmproj-model.gguf"), "GGUF").unwrap();
+    assert!(matches!(refused(dir.path()), Error::GgufFile { .. }), "a projector is no model");
+    fs::write(dir.path().join("other-00001-of-00002.gguf"), "GGUF").unwrap();
+    let error = refused(dir.path());
+    assert!(error.to_string().contains("2 GGUF models (model.gguf, other-00001-of-00002.gguf)"), "{error}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Found {
     fn open(dir: &Path, options: &EngineOptions, telemetry: &Telemetry) -> Result<Found, EngineError> {
         let mut checkpoint = Checkpoint::open_with(dir, &options.further)?;
         checkpoint.verify_dense(options.checksums.unwrap_or(true));
-        let plan = Plan::from_config(checkpoint.config())?.with_mla_form(options.mla_form);
+        let plan = Plan::of(&mut checkpoint)?.with_mla_form(options.mla_form);
         let inventory = plan.inventory();
         checkpoint.check(&inventory)?;
         checkpoint.notices().iter().for_each(|text| telemetry.notice(text));

@@ -17,7 +17,7 @@ use crate::ffn::Experts;
 use crate::kv::KvCache;
 use crate::load::Loader;
 use crate::observer::ModelObserver;
-use crate::plan::{AttentionPlan, MlaForm, Plan};
+use crate::plan::{AttentionPlan, KvExpansion, MlaForm, Plan};
 use crate::step::{CancelFlag, Row};
 
 use attention::Rotations;
@@ -41,7 +41,12 @@ pub(crate) struct Body {
 /// Why a plan's dense part cannot be computed on an accelerator; `None` where it can.
 pub(crate) fn unsupported(plan: &Plan) -> Option<&'static str> {
     plan.layers.iter().find_map(|layer| match &layer.attention {
-        AttentionPlan::Mla(mla) if mla.form == MlaForm::Absorbed => None,
+        AttentionPlan::Mla(mla) if mla.form == MlaForm::Absorbed && mla.expansion == KvExpansion::Joint => {
+            None
+        }
+        AttentionPlan::Mla(mla) if mla.expansion == KvExpansion::Split => {
+            Some("latent attention whose keys and values are stored apart")
+        }
         AttentionPlan::Mla(_) => Some("attention with rebuilt keys and values"),
         AttentionPlan::Gqa(_) => Some("grouped-query attention"),
     })

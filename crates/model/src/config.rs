@@ -57,6 +57,32 @@ pub enum ConfigError {
         /// `model_type`.
         family: String,
     },
+    /// No description of this architecture of GGUF.
+    #[error("the GGUF architecture {found:?} is not supported; supported are {supported}")]
+    Architecture {
+        /// The `general.architecture` found.
+        found: String,
+        /// Names of the supported ones.
+        supported: String,
+    },
+    /// A key that the architecture needs is not in the metadata.
+    #[error("the GGUF metadata have no `{key}`, which a model of the architecture {architecture} needs")]
+    NoMetadata {
+        /// The key.
+        key: String,
+        /// `general.architecture`.
+        architecture: String,
+    },
+    /// A key of the metadata has another kind than it must have.
+    #[error("the GGUF metadata: `{key}` must be {wanted}, got the kind {got}")]
+    Metadata {
+        /// The key.
+        key: String,
+        /// What is accepted.
+        wanted: &'static str,
+        /// Kind found.
+        got: String,
+    },
     /// No plan for this `model_type`.
     #[error("model_type {found:?} is not supported; supported are {supported}")]
     Family {

@@ -12,6 +12,7 @@ mod config;
 mod error;
 mod families;
 mod ffn;
+pub mod gguf;
 mod kv;
 mod linear;
 mod load;
@@ -30,7 +31,7 @@ pub use kv::{KvCache, Stream};
 pub use model::{LoadOptions, Model, expert_places};
 pub use observer::{ModelEvent, ModelObserver, Selected, Silent};
 pub use plan::{
-    AttentionPlan, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoeNames, MoePlan,
-    Plan, QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
+    AttentionPlan, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, KvExpansion, LayerPlan, MlaForm, MlaPlan,
+    MoeNames, MoePlan, Plan, QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
 };
 pub use step::{CancelFlag, Phase, Row};

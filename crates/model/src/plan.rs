@@ -9,7 +9,8 @@ mod ffn;
 use metaltail_container::{ExpertLayerSpec, Inventory, Role, TensorSpec};
 
 pub use attention::{
-    AttentionPlan, GqaPlan, IndexerPlan, IndexerUse, MlaForm, MlaPlan, QkNorm, RopePairs, RopePlan,
+    AttentionPlan, GqaPlan, IndexerPlan, IndexerUse, KvExpansion, MlaForm, MlaPlan, QkNorm, RopePairs,
+    RopePlan,
 };
 use ffn::swiglu_tensors;
 pub use ffn::{FfnPlan, MoeNames, MoePlan, RouterPlan, Scoring};

@@ -78,6 +78,14 @@ pub enum TextError {
         /// What was wrong, in words.
         reason: String,
     },
+    /// What a GGUF file says of its tokenizer or chat template cannot be used.
+    #[error("cannot use the tokenizer in {}: {reason}", path.display())]
+    Metadata {
+        /// The file.
+        path: PathBuf,
+        /// Why, in words.
+        reason: String,
+    },
     /// The tokenizer failed on an input.
     #[error("the tokenizer could not {action}: {reason}")]
     Tokenizer {

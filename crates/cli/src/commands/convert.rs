@@ -11,6 +11,7 @@ use metaltail_container::Draft;
 use metaltail_container::convert::{
     ConvertOptions, ConvertPlan, ConvertReport, WriteError, convert, free_bytes,
 };
+use metaltail_model::gguf::adopt_text;
 use serde_json::{Value, json};
 
 use crate::args::ConvertArgs;
@@ -65,8 +66,15 @@ pub fn execute(args: &ConvertArgs, settings: &Settings) -> Result<(), Failure> {
 }
 
 fn prepare(args: &ConvertArgs) -> Result<Prepared, Failure> {
-    let opened = Opened::at(&args.source)?;
-    let default = ConvertOptions::default();
+    let mut opened = Opened::at(&args.source)?;
+    // A GGUF file was quantised by whoever made it; another format would round twice.
+    let default = match opened.checkpoint.kind() {
+        metaltail_container::Kind::Gguf => ConvertOptions::keep(),
+        _ => ConvertOptions::default(),
+    };
+    if let Err(reason) = adopt_text(&mut opened.checkpoint) {
+        notice(&format!("note: {} is written without a tokenizer: {reason}", shell_word(&args.target)));
+    }
     let options = ConvertOptions {
         experts: args.experts.unwrap_or(default.experts),
         rest: args.rest.unwrap_or(default.rest),

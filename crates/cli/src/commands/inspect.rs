@@ -33,7 +33,7 @@ const LISTED: usize = 50;
 pub fn execute(args: &InspectArgs, settings: &Settings) -> Result<(), Failure> {
     let dir = chosen(args.dir.as_ref(), settings)?;
     if is_gguf(&dir) {
-        return gguf::execute(&dir, args, settings.json());
+        return gguf::execute(&dir, args, settings);
     }
     let opened = Opened::at(&dir)?;
     let report = inspect(&opened.checkpoint, &opened.inventory).map_err(|error| refused(&error))?;

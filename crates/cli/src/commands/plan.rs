@@ -208,7 +208,7 @@ impl Report {
             "{}: {}, {}, {} layers ({} sparse), context {}\n\nmemory\n{}\n\n",
             self.planned.path.display(),
             plan.family,
-            self.planned.kind().unwrap_or("config.json alone"),
+            self.planned.kind().unwrap_or_else(|| "config.json alone".to_owned()),
             plan.layers.len(),
             plan.sparse_layers(),
             self.context,

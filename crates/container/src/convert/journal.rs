@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::listing::read_capped;
 use crate::regular::{create_regular, open_regular, read_regular};
 use crate::slab::{Checksum, JOURNAL, MANIFEST, Manifest, Parameters, parse_manifest};
 use crate::slab_writer::file::{PARTIAL, sync_dir, write_atomic};
@@ -39,7 +38,7 @@ impl SourceIdentity {
             files.push((name, meta.len()));
         }
         files.sort();
-        let config = read_capped(&source.dir().join("config.json"))?;
+        let config = source.companion("config.json")?.unwrap_or_default();
         Ok(SourceIdentity { files, config: Checksum(xxh3_64(&config)) })
     }
 

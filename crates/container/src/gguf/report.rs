@@ -139,7 +139,7 @@ pub struct TypeCensus {
     pub parameter_count: u64,
     /// Bits of an element, scales included.
     pub bits_per_weight: f64,
-    /// Whether it will be computed.
+    /// Whether it is computed.
     pub support: Support,
 }
 
@@ -185,7 +185,7 @@ impl Gguf {
         let types = self.types();
         for (name, counted) in types.iter().filter(|(_, counted)| counted.support == Support::None) {
             notices.push(format!(
-                "{} of type {name}: this program has no arithmetic for it, and none is planned",
+                "{} of type {name}: this program has no arithmetic for it",
                 tensors_of(counted.tensors)
             ));
         }

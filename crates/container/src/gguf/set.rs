@@ -41,6 +41,19 @@ pub fn is_gguf(path: &Path) -> bool {
     !path.is_dir() && (has_extension(path, "gguf") || begins() && &magic == b"GGUF")
 }
 
+/// Of the names in a directory those that a GGUF model is opened by, ascending: of a set the part with the lowest
+/// number. Projectors of images (`mmproj`) are no models.
+pub(crate) fn models_among<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut models: BTreeMap<&str, &str> = BTreeMap::new();
+    let files = names.filter(|name| has_extension(Path::new(name), "gguf") && !name.starts_with("mmproj"));
+    for name in files {
+        let stem = Numbered::of(name).map_or(name, |numbered| numbered.stem);
+        let first = models.entry(stem).or_insert(name);
+        *first = (*first).min(name);
+    }
+    models.into_values().map(str::to_owned).collect()
+}
+
 impl Gguf {
     /// Opens a file; one that says that it is part of a set brings the others, whichever it is.
     ///

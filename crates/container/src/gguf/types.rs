@@ -6,9 +6,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Support {
-    /// It is among those whose arithmetic is meant to be built.
-    Planned,
-    /// It is recognised and listed; it cannot be computed, and nothing is planned.
+    /// It is computed where it lies.
+    Computed,
+    /// It is recognised and listed; it cannot be computed, which is said by name.
     None,
 }
 
@@ -28,8 +28,8 @@ struct Row {
     support: Support,
 }
 
-const fn planned(number: u32, name: &'static str, elements: u64, bytes: u64) -> Row {
-    Row { number, name, elements, bytes, support: Support::Planned }
+const fn computed(number: u32, name: &'static str, elements: u64, bytes: u64) -> Row {
+    Row { number, name, elements, bytes, support: Support::Computed }
 }
 
 const fn listed(number: u32, name: &'static str, elements: u64, bytes: u64) -> Row {
@@ -38,38 +38,38 @@ const fn listed(number: u32, name: &'static str, elements: u64, bytes: u64) -> R
 
 /// Numbers that are not here were never given out, or were withdrawn (4, 5, 31 to 33, 36 to 38).
 static ROWS: [Row; 34] = [
-    planned(0, "F32", 1, 4),
-    planned(1, "F16", 1, 2),
-    planned(2, "Q4_0", 32, 18),
-    planned(3, "Q4_1", 32, 20),
-    planned(6, "Q5_0", 32, 22),
-    planned(7, "Q5_1", 32, 24),
-    planned(8, "Q8_0", 32, 34),
+    computed(0, "F32", 1, 4),
+    computed(1, "F16", 1, 2),
+    computed(2, "Q4_0", 32, 18),
+    computed(3, "Q4_1", 32, 20),
+    computed(6, "Q5_0", 32, 22),
+    computed(7, "Q5_1", 32, 24),
+    computed(8, "Q8_0", 32, 34),
     listed(9, "Q8_1", 32, 40),
-    planned(10, "Q2_K", 256, 84),
-    planned(11, "Q3_K", 256, 110),
-    planned(12, "Q4_K", 256, 144),
-    planned(13, "Q5_K", 256, 176),
-    planned(14, "Q6_K", 256, 210),
+    computed(10, "Q2_K", 256, 84),
+    computed(11, "Q3_K", 256, 110),
+    computed(12, "Q4_K", 256, 144),
+    computed(13, "Q5_K", 256, 176),
+    computed(14, "Q6_K", 256, 210),
     listed(15, "Q8_K", 256, 292),
     listed(16, "IQ2_XXS", 256, 66),
     listed(17, "IQ2_XS", 256, 74),
     listed(18, "IQ3_XXS", 256, 98),
     listed(19, "IQ1_S", 256, 50),
-    planned(20, "IQ4_NL", 32, 18),
+    computed(20, "IQ4_NL", 32, 18),
     listed(21, "IQ3_S", 256, 110),
     listed(22, "IQ2_S", 256, 82),
-    planned(23, "IQ4_XS", 256, 136),
+    computed(23, "IQ4_XS", 256, 136),
     listed(24, "I8", 1, 1),
     listed(25, "I16", 1, 2),
     listed(26, "I32", 1, 4),
     listed(27, "I64", 1, 8),
     listed(28, "F64", 1, 8),
     listed(29, "IQ1_M", 256, 56),
-    planned(30, "BF16", 1, 2),
+    computed(30, "BF16", 1, 2),
     listed(34, "TQ1_0", 256, 54),
     listed(35, "TQ2_0", 256, 66),
-    planned(39, "MXFP4", 32, 17),
+    computed(39, "MXFP4", 32, 17),
     listed(40, "NVFP4", 64, 36),
     listed(41, "Q1_0", 128, 18),
 ];
@@ -105,7 +105,7 @@ impl TensorType {
         self.0.bytes
     }
 
-    /// Whether it will be computed.
+    /// Whether it is computed.
     pub fn support(self) -> Support {
         self.0.support
     }

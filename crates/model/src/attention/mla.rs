@@ -5,6 +5,8 @@
 //! key = `W_K · latent` and value = `W_V · latent`. The absorbed form never builds them:
 //! `q · (W_K · l) = (W_Kᵀ · q) · l` and `Σ p (W_V · l) = W_V · (Σ p l)`.
 
+use std::ops::Range;
+
 use metaltail_kernels::{Kernels, Pool, rms_norm, softmax_in_place};
 
 use crate::attention::Attention;
@@ -13,7 +15,7 @@ use crate::error::ModelError;
 use crate::kv::Stream;
 use crate::linear::Linear;
 use crate::load::Loader;
-use crate::plan::{IndexerUse, MlaForm, MlaPlan};
+use crate::plan::{IndexerUse, KvExpansion, MlaForm, MlaPlan};
 use crate::rope::Angles;
 use crate::step::{Row, Selection, StepContext};
 
@@ -26,13 +28,31 @@ enum Query {
     Direct(Linear),
 }
 
+/// The map from latents to the keys and values of all heads.
+enum Expansion {
+    Joint(Linear),
+    Split { keys: Linear, values: Linear },
+}
+
+impl Expansion {
+    fn load(plan: &MlaPlan, name: &dyn Fn(&str) -> String, loader: &Loader<'_>) -> Result<Self, ModelError> {
+        Ok(match plan.expansion {
+            KvExpansion::Joint => Expansion::Joint(Linear::load(&name("kv_b_proj.weight"), loader)?),
+            KvExpansion::Split => Expansion::Split {
+                keys: Linear::load(&name("k_b_proj.weight"), loader)?,
+                values: Linear::load(&name("v_b_proj.weight"), loader)?,
+            },
+        })
+    }
+}
+
 /// Latent attention with its weights.
 pub(super) struct Mla {
     plan: MlaPlan,
     query: Query,
     kv_a: Linear,
     kv_a_norm: Vec<f32>,
-    kv_b: Linear,
+    expansion: Expansion,
     output: Linear,
     indexer: Option<Indexer>,
 }
@@ -57,7 +77,7 @@ impl Mla {
             query,
             kv_a: Linear::load(&name("kv_a_proj_with_mqa.weight"), loader)?,
             kv_a_norm: loader.floats(&name("kv_a_layernorm.weight"))?,
-            kv_b: Linear::load(&name("kv_b_proj.weight"), loader)?,
+            expansion: Expansion::load(plan, &name, loader)?,
             output: Linear::load(&name("o_proj.weight"), loader)?,
             indexer,
         })
@@ -107,22 +127,23 @@ impl Mla {
         }
     }
 
-    /// Rows of `kv_b_proj` that build one head's keys, and those that build its values.
-    fn head_rows(&self, head: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
-        let start = head * (self.plan.nope + self.plan.value);
-        let middle = start + self.plan.nope;
-        (start..middle, middle..middle + self.plan.value)
-    }
-
     /// One head of one row: `query` is nope + rope numbers, `out` the head's value.
     fn absorbed(&self, at: &HeadContext<'_>, query: &[f32], head: usize, out: &mut [f32]) {
         let HeadContext { kernels, pool, keys, selection, row } = *at;
         let lora = self.plan.kv_lora;
-        let (key_rows, value_rows) = self.head_rows(head);
         // [W_Kᵀ · q_nope | q_rope], so that one product with a cached row gives the score.
         let mut absorbed = vec![0.0; lora + self.plan.rope.dim];
         let (latent, rotated) = absorbed.split_at_mut(lora);
-        kernels.matmul_t(self.kv_b.view(), key_rows, &query[..self.plan.nope], latent);
+        match &self.expansion {
+            Expansion::Joint(matrix) => {
+                let rows = self.key_rows(head);
+                kernels.matmul_t(matrix.view(), rows, &query[..self.plan.nope], latent);
+            }
+            Expansion::Split { keys, .. } => {
+                let rows = head * lora..(head + 1) * lora;
+                kernels.matmul(pool, keys.view(), rows, &query[..self.plan.nope], 1, latent, lora);
+            }
+        }
         rotated.copy_from_slice(&query[self.plan.nope..]);
         let count = selection.len(row.position);
         let mut scores: Vec<f32> = (0..count)
@@ -133,8 +154,8 @@ impl Mla {
         for (i, &weight) in scores.iter().enumerate() {
             kernels.axpy(weight, &keys.row(selection.position(i))[..lora], &mut mixed);
         }
-        let width = value_rows.len();
-        kernels.matmul(pool, self.kv_b.view(), value_rows, &mixed, 1, out, width);
+        let (matrix, rows) = self.value_rows(head);
+        kernels.matmul(pool, matrix.view(), rows, &mixed, 1, out, self.plan.value);
     }
 
     /// The same head with keys and values rebuilt, [`TILE`] positions at a time.
@@ -142,12 +163,11 @@ impl Mla {
         let HeadContext { kernels, selection, row, keys, .. } = *at;
         let lora = self.plan.kv_lora;
         let nope = self.plan.nope;
-        let (key_rows, value_rows) = self.head_rows(head);
         let count = selection.len(row.position);
         let mut scores = Vec::with_capacity(count);
         for start in (0..count).step_by(TILE) {
             let tile = start..count.min(start + TILE);
-            let built = self.rebuild(at, tile.clone(), key_rows.clone());
+            let built = self.rebuild_keys(at, tile.clone(), head);
             for (i, key) in tile.zip(built.chunks(nope)) {
                 let shared = &keys.row(selection.position(i))[lora..];
                 let score = kernels.dot(&query[..nope], key) + kernels.dot(&query[nope..], shared);
@@ -158,27 +178,63 @@ impl Mla {
         out.fill(0.0);
         for start in (0..count).step_by(TILE) {
             let tile = start..count.min(start + TILE);
-            let built = self.rebuild(at, tile.clone(), value_rows.clone());
+            let built = self.rebuild_values(at, tile.clone(), head);
             for (i, value) in tile.zip(built.chunks(self.plan.value)) {
                 kernels.axpy(scores[i], value, out);
             }
         }
     }
 
-    /// Keys or values (by `rows` of `kv_b_proj`) of a tile of selected positions.
-    fn rebuild(
-        &self,
-        at: &HeadContext<'_>,
-        tile: std::ops::Range<usize>,
-        rows: std::ops::Range<usize>,
-    ) -> Vec<f32> {
+    /// Rows of the joint matrix that build one head's keys.
+    fn key_rows(&self, head: usize) -> Range<usize> {
+        let start = head * (self.plan.nope + self.plan.value);
+        start..start + self.plan.nope
+    }
+
+    /// The matrix that builds values, and one head's rows of it.
+    fn value_rows(&self, head: usize) -> (&Linear, Range<usize>) {
+        let value = self.plan.value;
+        match &self.expansion {
+            Expansion::Joint(matrix) => {
+                let start = self.key_rows(head).end;
+                (matrix, start..start + value)
+            }
+            Expansion::Split { values, .. } => (values, head * value..(head + 1) * value),
+        }
+    }
+
+    /// Latents of a tile of selected positions, one after the other.
+    fn latents(&self, at: &HeadContext<'_>, tile: Range<usize>) -> Vec<f32> {
         let lora = self.plan.kv_lora;
-        let n = tile.len();
-        let latents: Vec<f32> =
-            tile.flat_map(|i| at.keys.row(at.selection.position(i))[..lora].iter().copied()).collect();
-        let width = rows.len();
+        tile.flat_map(|i| at.keys.row(at.selection.position(i))[..lora].iter().copied()).collect()
+    }
+
+    /// One head's keys of a tile.
+    fn rebuild_keys(&self, at: &HeadContext<'_>, tile: Range<usize>, head: usize) -> Vec<f32> {
+        let (n, width, lora) = (tile.len(), self.plan.nope, self.plan.kv_lora);
+        let latents = self.latents(at, tile);
         let mut out = vec![0.0; n * width];
-        at.kernels.matmul(at.pool, self.kv_b.view(), rows, &latents, n, &mut out, width);
+        match &self.expansion {
+            Expansion::Joint(matrix) => {
+                let rows = self.key_rows(head);
+                at.kernels.matmul(at.pool, matrix.view(), rows, &latents, n, &mut out, width);
+            }
+            Expansion::Split { keys, .. } => {
+                for (latent, key) in latents.chunks(lora).zip(out.chunks_mut(width)) {
+                    at.kernels.matmul_t(keys.view(), head * lora..(head + 1) * lora, latent, key);
+                }
+            }
+        }
+        out
+    }
+
+    /// One head's values of a tile.
+    fn rebuild_values(&self, at: &HeadContext<'_>, tile: Range<usize>, head: usize) -> Vec<f32> {
+        let (n, width) = (tile.len(), self.plan.value);
+        let latents = self.latents(at, tile);
+        let mut out = vec![0.0; n * width];
+        let (matrix, rows) = self.value_rows(head);
+        at.kernels.matmul(at.pool, matrix.view(), rows, &latents, n, &mut out, width);
         out
     }
 }

@@ -3,8 +3,8 @@
 use crate::config::{ConfigError, ConfigReader};
 use crate::families::{Common, sparse_layers};
 use crate::plan::{
-    AttentionPlan, FfnPlan, IndexerUse, LayerPlan, MlaForm, MlaPlan, MoeNames, MoePlan, Plan, RopePairs,
-    RouterPlan, Scoring,
+    AttentionPlan, FfnPlan, IndexerUse, KvExpansion, LayerPlan, MlaForm, MlaPlan, MoeNames, MoePlan, Plan,
+    RopePairs, RouterPlan, Scoring,
 };
 use crate::rope;
 
@@ -60,6 +60,11 @@ pub(super) fn latent_attention(
         lora_norm_eps: 1e-6,
         indexer: IndexerUse::None,
         form: MlaForm::default(),
+        // Not a key of published files: configurations that come from GGUF have it.
+        expansion: match config.flag_or("kv_b_proj_split", false)? {
+            true => KvExpansion::Split,
+            false => KvExpansion::Joint,
+        },
     })
 }
 

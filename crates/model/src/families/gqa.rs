@@ -94,12 +94,19 @@ pub(super) fn attention(
         heads,
         kv_heads,
         head_dim,
-        rope: rope::plan(config, head_dim, RopePairs::Halves, variant.rope)?,
+        rope: rope::plan(config, head_dim, pairs(config)?, variant.rope)?,
         scale: (head_dim as f64).powf(-0.5) as f32,
         qk_norm: variant.qk_norm,
         qk_norm_eps: common.norm_eps,
         bias,
     }))
+}
+
+/// Which elements a rotation pairs. Published files have halves; those that come from GGUF may have had the rows of
+/// queries and keys permuted so that the elements of a pair are neighbours.
+fn pairs(config: &ConfigReader<'_>) -> Result<RopePairs, ConfigError> {
+    let interleaved = config.flag_or("rope_interleave", false)?;
+    Ok(if interleaved { RopePairs::Interleaved } else { RopePairs::Halves })
 }
 
 /// Width of a head: stated, else the model's width shared out.

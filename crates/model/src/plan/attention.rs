@@ -47,6 +47,19 @@ pub struct MlaPlan {
     pub indexer: IndexerUse,
     /// Form of computation.
     pub form: MlaForm,
+    /// How the map from latents to keys and values is stored.
+    pub expansion: KvExpansion,
+}
+
+/// How the map from latents to the keys and values of all heads is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvExpansion {
+    /// `kv_b_proj`: of each head first the rows that give its key, then those that give its value.
+    #[default]
+    Joint,
+    /// `k_b_proj`, each head's rows that give the key transposed, so that a query times it lies in the latent
+    /// space, and `v_b_proj`. GGUF files are written so.
+    Split,
 }
 
 /// Whether a layer attends to selected positions only.
@@ -155,8 +168,17 @@ impl MlaPlan {
         let kv_width = self.kv_lora + self.rope.dim;
         out.matrix("self_attn.kv_a_proj_with_mqa.weight", kv_width, hidden, Role::Attention);
         out.vector("self_attn.kv_a_layernorm.weight", self.kv_lora, Role::Norm);
-        let expanded = self.heads * (self.nope + self.value);
-        out.matrix("self_attn.kv_b_proj.weight", expanded, self.kv_lora, Role::Attention);
+        match self.expansion {
+            KvExpansion::Joint => {
+                let expanded = self.heads * (self.nope + self.value);
+                out.matrix("self_attn.kv_b_proj.weight", expanded, self.kv_lora, Role::Attention);
+            }
+            KvExpansion::Split => {
+                let (keys, values) = (self.heads * self.kv_lora, self.heads * self.value);
+                out.matrix("self_attn.k_b_proj.weight", keys, self.nope, Role::Attention);
+                out.matrix("self_attn.v_b_proj.weight", values, self.kv_lora, Role::Attention);
+            }
+        }
         out.matrix("self_attn.o_proj.weight", hidden, self.heads * self.value, Role::Attention);
         if let (IndexerUse::Own(indexer), Some(rank)) = (&self.indexer, self.q_lora) {
             let width = indexer.heads * indexer.head_dim;

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use metaltail_container::Checkpoint;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value};
 use serde_json::{Map, json};
 
 use super::{TextError, read_limited};
+use crate::gguf;
 
 mod apart;
 mod date;
@@ -79,6 +81,21 @@ impl ChatTemplate {
         match default_template(&config).map_err(|reason| malformed(&config_path, reason))? {
             None => Ok(None),
             Some(source) => Self::parse(source.to_owned(), config_path, &config).map(Some),
+        }
+    }
+
+    /// The chat template of an opened model: that of its directory, or of a GGUF model's metadata.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::from_dir`].
+    pub fn of(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, TextError> {
+        let dir = checkpoint.dir();
+        let Some(gguf) = checkpoint.gguf() else { return Self::from_dir(dir) };
+        let unusable = |reason| TextError::Metadata { path: dir.to_owned(), reason };
+        let config = gguf::tokenizer_config(gguf).map_err(unusable)?;
+        match default_template(&config).map_err(unusable)? {
+            None => Ok(None),
+            Some(source) => Self::parse(source.to_owned(), dir.to_owned(), &config).map(Some),
         }
     }
 

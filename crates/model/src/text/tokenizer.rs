@@ -4,7 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
+use metaltail_container::Checkpoint;
+
 use super::{TextError, read_limited};
+use crate::gguf;
 
 /// The largest `tokenizer.json` accepted, in bytes. Published ones are below 40 MB.
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
@@ -31,12 +34,30 @@ impl Tokenizer {
         Self::from_bytes(&bytes).map_err(|reason| TextError::Malformed { path, reason })
     }
 
+    /// The tokenizer of an opened model: `tokenizer.json` of its directory, or that of a GGUF model's metadata;
+    /// `None` where it has none.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_dir`]; metadata that cannot be expressed, such as an unknown pre-tokenizer.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>, TextError> {
+        let dir = checkpoint.dir();
+        let Some(gguf) = checkpoint.gguf() else {
+            return dir.join("tokenizer.json").exists().then(|| Self::from_dir(dir)).transpose();
+        };
+        let unusable = |reason| TextError::Metadata { path: dir.to_owned(), reason };
+        let json = gguf::tokenizer(gguf).map_err(unusable)?;
+        json.map(|json| Self::from_json(json).map_err(unusable)).transpose()
+    }
+
     /// Parses the text of a `tokenizer.json`.
     ///
     /// # Errors
     /// A reason without the file's name, whatever the bytes are.
     pub fn from_bytes(bytes: &[u8]) -> Result<Tokenizer, String> {
-        let mut json: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        Self::from_json(serde_json::from_slice(bytes).map_err(|error| error.to_string())?)
+    }
+
+    fn from_json(mut json: serde_json::Value) -> Result<Tokenizer, String> {
         let fields = json.as_object_mut().ok_or("the top level must be an object")?;
         // A file may carry its trainer's truncation (a prompt cut without a word), padding and a
         // post-processor (ids added that the text does not have). None of them is wanted here.

@@ -1,4 +1,4 @@
-//! `metaltail inspect` of a GGUF file: described in place, not run.
+//! `metaltail inspect` of a GGUF file: what is in it, and whether it can be run.
 
 use std::path::Path;
 
@@ -6,47 +6,66 @@ use metaltail_container::gguf::{Gguf, GgufExpertLayer, GgufReport, Support};
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
+use crate::commands::inspect::numerics;
 use crate::exit::{Failure, Kind};
-use crate::opened::refused;
+use crate::opened::{Opened, refused};
 use crate::output;
 use crate::report::bytes as size;
+use crate::settings::Settings;
 use crate::words::{count, exact_size, table};
 
-/// Why nothing but `inspect` takes such a file.
-const NOT_RUN: &str = "this version describes GGUF files and cannot run them yet";
+/// Whether the model can be run: its family, or why not.
+type Runnable = Result<String, String>;
 
 /// Describes the file, or the set that it is a part of.
 ///
 /// # Errors
-/// A file that is refused; `--verify` and `--numerics`, which need what GGUF or this version lacks.
-pub fn execute(path: &Path, args: &InspectArgs, json: bool) -> Result<(), Failure> {
+/// A file that is refused; `--verify`, which needs what GGUF lacks; `--numerics` of a model that cannot be run.
+pub fn execute(path: &Path, args: &InspectArgs, settings: &Settings) -> Result<(), Failure> {
     let name = path.display();
     if args.verify {
         let reason = format!("{name} is a GGUF file, and those carry no checksums: leave --verify out");
         return Err(Failure::new(Kind::Usage, reason));
     }
-    if args.numerics {
-        let reason = format!("--numerics runs the model, and {name} is a GGUF file: {NOT_RUN}");
-        return Err(Failure::new(Kind::Model, reason));
-    }
     let report = Gguf::open(path).map_err(|error| refused(&error))?.report();
-    match json {
-        true => output::print(&format!("{}\n", to_json(path, &report)?)),
-        false => output::print(&words(path, &report)),
+    let numerics = match args.numerics {
+        true => Some(numerics::measure(path, args.ids.as_deref(), settings)?),
+        false => None,
+    };
+    let runnable = runnable(path);
+    if settings.json() {
+        let mut object = to_json(path, &report, &runnable)?;
+        if let Some(numerics) = &numerics {
+            object["numerics"] = json!(numerics);
+        }
+        return output::print(&format!("{object}\n"));
     }
+    let mut text = words(path, &report, &runnable);
+    text.push_str(&numerics.map_or(String::new(), |numerics| numerics.to_words()));
+    output::print(&text)
 }
 
-fn to_json(path: &Path, report: &GgufReport) -> Result<Value, Failure> {
+/// Opens the model and holds its tensors against its plan.
+fn runnable(path: &Path) -> Runnable {
+    let opened = Opened::at(path).map_err(|failure| failure.message)?;
+    opened.checkpoint.check(&opened.inventory).map_err(|error| error.to_string())?;
+    Ok(opened.plan.family)
+}
+
+fn to_json(path: &Path, report: &GgufReport, runnable: &Runnable) -> Result<Value, Failure> {
     let mut object = json!({"path": path.to_string_lossy()});
     let report = serde_json::to_value(report).map_err(|error| Failure::from_error(Kind::Failed, &error))?;
     if let (Some(object), Value::Object(report)) = (object.as_object_mut(), report) {
         object.extend(report);
     }
-    object["runnable"] = json!({"value": false, "reason": NOT_RUN});
+    object["runnable"] = match runnable {
+        Ok(family) => json!({"value": true, "family": family}),
+        Err(reason) => json!({"value": false, "reason": reason}),
+    };
     Ok(object)
 }
 
-fn words(path: &Path, report: &GgufReport) -> String {
+fn words(path: &Path, report: &GgufReport, runnable: &Runnable) -> String {
     let file_bytes = report.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.bytes));
     let mut text = format!(
         "{}: {} (gguf, version {}), {} of {} in all\n",
@@ -56,7 +75,10 @@ fn words(path: &Path, report: &GgufReport) -> String {
         count(report.files.len(), "file"),
         exact_size(file_bytes)
     );
-    text.push_str(&format!("{NOT_RUN}: the model's safetensors checkpoint can be run\n"));
+    text.push_str(&match runnable {
+        Ok(family) => format!("can be run in place, as {family}\n"),
+        Err(reason) => format!("cannot be run: {}\n", plain(reason)),
+    });
     if let Some(name) = &report.name {
         text.push_str(&format!("name: {}\n", plain(name)));
     }
@@ -165,7 +187,7 @@ fn types(report: &GgufReport) -> String {
     for (kind, counted) in &report.types {
         let (tensors, bytes) = (counted.tensors.to_string(), counted.bytes.to_string());
         let support = match counted.support {
-            Support::Planned => "planned",
+            Support::Computed => "in place",
             Support::None => "none, cannot be computed",
         };
         let bits = format!("{:.4}", counted.bits_per_weight);

@@ -66,8 +66,8 @@ impl Planned {
         }
     }
 
-    fn of_checkpoint(path: &Path, checkpoint: Checkpoint) -> Result<Planned, Failure> {
-        let plan = Plan::from_config(checkpoint.config()).map_err(|error| refuse(&error))?;
+    fn of_checkpoint(path: &Path, mut checkpoint: Checkpoint) -> Result<Planned, Failure> {
+        let plan = Plan::of(&mut checkpoint).map_err(|error| refuse(&error))?;
         let inventory = plan.inventory();
         checkpoint.check(&inventory).map_err(|error| refused(&error))?;
         let places = expert_places(&checkpoint, &inventory, false).map_err(|error| refuse(&error))?;
@@ -89,13 +89,9 @@ impl Planned {
         Ok(Planned { path, checkpoint: None, plan, inventory, places, notices })
     }
 
-    /// `hf`, `colibri` or `slab`; none for a configuration alone.
-    pub fn kind(&self) -> Option<&'static str> {
-        self.checkpoint.as_ref().map(|checkpoint| match checkpoint.kind() {
-            metaltail_container::Kind::Hf => "hf",
-            metaltail_container::Kind::Colibri => "colibri",
-            metaltail_container::Kind::Slab => "slab",
-        })
+    /// `hf`, `colibri`, `slab` or `gguf`; none for a configuration alone.
+    pub fn kind(&self) -> Option<String> {
+        self.checkpoint.as_ref().map(|checkpoint| checkpoint.kind().to_string())
     }
 
     /// Formats that were assumed, as JSON; null for a checkpoint.
