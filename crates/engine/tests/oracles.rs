@@ -1,45 +1,17 @@
 //! Every family against an independent implementation (`fixtures/README.md`).
 
 mod common;
+#[path = "common/oracle.rs"]
+mod oracle;
 
-use common::{assert_greedy, exact, floats, greedy, ids, json, open, root};
+use common::{exact, ids, json, open, root};
 use metaltail_engine::score;
 use metaltail_model::{CancelFlag, MlaForm};
 
-/// Argmax where the oracle is sure, logits within 5e-4, NLL, greedy ids.
+/// The family's checkpoint against its oracle.
 fn agrees_with_the_oracle(family: &str, form: MlaForm) {
     let dir = root().join("fixtures/oracles").join(family);
-    let oracle = json(&dir.join("oracle.json"));
-    let engine = common::open_form(&dir, &exact(), form);
-    let prompt = ids(&oracle["prompt"]);
-    let positions: Vec<usize> =
-        oracle["logits"].as_object().unwrap().keys().map(|key| key.parse().unwrap()).collect();
-    let score = score(&engine, &[prompt], &positions, &CancelFlag::new(), &mut |_| {}).unwrap();
-
-    let margins = floats(&oracle["margin"]);
-    let wanted = ids(&oracle["argmax"]);
-    assert_eq!(score.argmax[0].len(), wanted.len());
-    for (i, margin) in margins.iter().enumerate() {
-        if *margin > 1e-3 {
-            assert_eq!(score.argmax[0][i], wanted[i], "{family}: position {i}, margin {margin}");
-        }
-    }
-    let mut worst = 0.0f32;
-    for (position, row) in &score.logits {
-        let wanted = floats(&oracle["logits"][position.to_string()]);
-        assert_eq!(row.len(), wanted.len());
-        for (a, b) in row.iter().zip(&wanted) {
-            worst = worst.max((a - b).abs());
-        }
-    }
-    assert!(worst < 5e-4, "{family}: logits differ by {worst}");
-    let nll = oracle["nll"].as_f64().unwrap();
-    assert!((score.nll.unwrap() - nll).abs() < 1e-4, "{family}: NLL {:?}, oracle {nll}", score.nll);
-
-    let continuation = &oracle["greedy"];
-    let wanted = ids(&continuation["ids"]);
-    let found = greedy(&engine, &ids(&continuation["prompt"]), wanted.len());
-    assert_greedy(&found, &wanted, &floats(&continuation["margin"]), 1e-3, family);
+    oracle::agrees(&dir, family, form);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use metaltail_quant::{Format, MatrixLayout};
+use metaltail_quant::{Format, GgufFormat, MatrixLayout};
 
 use super::names::{Candidates, candidates};
 use super::set::Gguf;
@@ -165,6 +165,6 @@ pub(super) fn format_of(kind: TensorType) -> Option<Format> {
         "F32" => Some(Format::F32),
         "F16" => Some(Format::F16),
         "BF16" => Some(Format::Bf16),
-        _ => None,
+        name => GgufFormat::ALL.into_iter().find(|format| format.name() == name).map(Format::Gguf),
     }
 }
