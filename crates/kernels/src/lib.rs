@@ -7,6 +7,7 @@ mod accelerator;
 mod chunks;
 mod cores;
 mod experts;
+mod gguf;
 mod isa;
 mod job;
 mod kernels;

@@ -10,7 +10,8 @@ use std::ops::Range;
 use metaltail_quant::{ACTIVATION_BLOCK, Format, MatrixRef, stored_row};
 
 use crate::job::{FloatJob, Q8Job};
-use crate::scalar_gguf;
+
+pub(crate) use crate::scalar_gguf::{gguf_matmul, gguf_matmul_q8, gguf_matmul_t};
 
 /// Lanes of the canonical order.
 pub(crate) const LANES: usize = 16;
@@ -72,9 +73,6 @@ fn float_row(m: MatrixRef<'_>, row: usize, stored: &[f32], x: &[f32]) -> f32 {
 
 /// The `f32` path for some rows of a product.
 pub(crate) fn matmul(job: &FloatJob<'_>, rows: Range<usize>) {
-    if let Format::Gguf(format) = job.m.layout().format() {
-        return scalar_gguf::matmul(format, job, rows);
-    }
     let mut stored = vec![0.0; job.m.layout().cols()];
     for row in rows {
         stored_row(job.m, row, &mut stored);
@@ -108,9 +106,6 @@ fn q8_row(m: MatrixRef<'_>, row: usize, stored: &[f32], q: &[i8], scales: &[f32]
 
 /// The integer path for some rows of a product.
 pub(crate) fn matmul_q8(job: &Q8Job<'_>, rows: Range<usize>) {
-    if let Format::Gguf(format) = job.m.layout().format() {
-        return scalar_gguf::matmul_q8(format, job, rows);
-    }
     let mut stored = vec![0.0; job.m.layout().cols()];
     for row in rows {
         stored_row(job.m, row, &mut stored);
@@ -125,9 +120,6 @@ pub(crate) fn matmul_q8(job: &Q8Job<'_>, rows: Range<usize>) {
 
 /// out[c] += Σ x[r] · w[r][c] over `rows`, ascending: each term fma(stored, x · scale, out).
 pub(crate) fn matmul_t(m: MatrixRef<'_>, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
-    if let Format::Gguf(format) = m.layout().format() {
-        return scalar_gguf::matmul_t(format, m, rows, x, out);
-    }
     let mut stored = vec![0.0; m.layout().cols()];
     let span = m.scale_span();
     for (row, x) in rows.zip(x) {

@@ -40,7 +40,7 @@ fn float_row(format: GgufFormat, units: &[GgufUnit], x: &[f32]) -> f32 {
 }
 
 /// The `f32` path for some rows of a product.
-pub(crate) fn matmul(format: GgufFormat, job: &FloatJob<'_>, rows: Range<usize>) {
+pub(crate) fn gguf_matmul(format: GgufFormat, job: &FloatJob<'_>, rows: Range<usize>) {
     for row in rows {
         let units = units(format, job.m, row);
         for i in 0..job.n {
@@ -54,7 +54,7 @@ pub(crate) fn matmul(format: GgufFormat, job: &FloatJob<'_>, rows: Range<usize>)
 /// A row times one row of quantised activations.
 ///
 /// Lane l of a step of 64 columns is the integer dot product of four columns; acc = fma(dot, scale · sx,
-/// acc). With minima: acc = fma(−8 · Σ of the four activations, −minimum / 8 · sx, acc). Columns past the
+/// acc). With minima: acc = fma(−8 · Σ of the four activations, minimum · (−⅛ · sx), acc). Columns past the
 /// end count 0, and so do their scales and minima.
 fn q8_row(format: GgufFormat, units: &[GgufUnit], q: &[i8], offsets: &[i32], scales: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -69,7 +69,7 @@ fn q8_row(format: GgufFormat, units: &[GgufUnit], q: &[i8], offsets: &[i32], sca
             }
             *lane = (dot as f32).mul_add(scale * sx, *lane);
             if format.has_minima() {
-                *lane = (offsets[first / 4] as f32).mul_add(minimum * -0.125 * sx, *lane);
+                *lane = (offsets[first / 4] as f32).mul_add(minimum * (-0.125 * sx), *lane);
             }
         }
     }
@@ -77,7 +77,7 @@ fn q8_row(format: GgufFormat, units: &[GgufUnit], q: &[i8], offsets: &[i32], sca
 }
 
 /// The integer path for some rows of a product.
-pub(crate) fn matmul_q8(format: GgufFormat, job: &Q8Job<'_>, rows: Range<usize>) {
+pub(crate) fn gguf_matmul_q8(format: GgufFormat, job: &Q8Job<'_>, rows: Range<usize>) {
     for row in rows {
         let units = units(format, job.m, row);
         for i in 0..job.n {
@@ -91,7 +91,13 @@ pub(crate) fn matmul_q8(format: GgufFormat, job: &Q8Job<'_>, rows: Range<usize>)
 
 /// out[c] += Σ x[r] · w[r][c] over `rows`, ascending: each term fma(code, x · scale, out), with minima then
 /// fma(x, minimum, out).
-pub(crate) fn matmul_t(format: GgufFormat, m: MatrixRef<'_>, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
+pub(crate) fn gguf_matmul_t(
+    format: GgufFormat,
+    m: MatrixRef<'_>,
+    rows: Range<usize>,
+    x: &[f32],
+    out: &mut [f32],
+) {
     for (row, x) in rows.zip(x) {
         for (unit, out) in units(format, m, row).iter().zip(out.as_chunks_mut::<GGUF_UNIT>().0) {
             for (i, out) in out.iter_mut().enumerate() {
