@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use crate::avx2::fold8;
-use crate::simd::{Dot64, Simd, entry_points};
+use crate::simd::{Codes64, Dot64, Simd, entry_points};
 
 /// 16 lanes; `VNNI` says which integer dot product they use.
 #[derive(Clone, Copy)]
@@ -96,6 +96,12 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        // SAFETY: features.
+        unsafe { Zmm(_mm512_add_ps(self.0, b.0)) }
+    }
+
+    #[inline(always)]
     unsafe fn fma(self, b: Self, c: Self) -> Self {
         // SAFETY: features.
         unsafe { Zmm(_mm512_fmadd_ps(self.0, b.0, c.0)) }
@@ -106,6 +112,16 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
         debug_assert!(lanes <= 16);
         // SAFETY: features.
         unsafe { Zmm(_mm512_mask3_fmadd_ps(self.0, b.0, c.0, ((1u32 << lanes) - 1) as u16)) }
+    }
+
+    #[inline(always)]
+    unsafe fn halves(v: [f32; 2]) -> Self {
+        // SAFETY: features; two numbers.
+        unsafe {
+            let lanes = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+            let both = _mm_castsi128_ps(_mm_loadl_epi64(v.as_ptr().cast()));
+            Zmm(_mm512_permutexvar_ps(lanes, _mm512_castps128_ps512(both)))
+        }
     }
 
     #[inline(always)]
@@ -121,6 +137,12 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
     unsafe fn reduce(self) -> f32 {
         // SAFETY: features.
         unsafe { fold8(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i32(p: *const i32) -> Self {
+        // SAFETY: features; 16 numbers.
+        unsafe { Zmm(_mm512_cvtepi32_ps(_mm512_loadu_si512(p.cast()))) }
     }
 
     #[inline(always)]
@@ -225,6 +247,131 @@ impl Dot64 for Zmm<true> {
             let start = _mm512_slli_epi32::<4>(_mm512_loadu_si512(offsets.cast()));
             Zmm(_mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start, w, _mm512_loadu_si512(x.cast()))))
         }
+    }
+}
+
+/// Shift counts of 64-bit elements: `low` in the first half of a register, `high` in the other.
+///
+/// # Safety
+/// Needs AVX-512 F.
+#[inline(always)]
+unsafe fn counts(low: u32, high: u32) -> __m512i {
+    let (low, high) = (i64::from(low), i64::from(high));
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_setr_epi64(low, low, low, low, high, high, high, high) }
+}
+
+impl<const VNNI: bool> Codes64 for Zmm<VNNI>
+where
+    Zmm<VNNI>: Dot64<Bytes = __m512i>,
+{
+    #[inline(always)]
+    unsafe fn join(a: *const u8, b: *const u8) -> Self::Bytes {
+        // SAFETY: features; 32 + 32 bytes.
+        unsafe {
+            let a = _mm512_castsi256_si512(_mm256_loadu_si256(a.cast()));
+            _mm512_inserti64x4::<1>(a, _mm256_loadu_si256(b.cast()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn nibble_pairs(a: *const u8, b: *const u8) -> Self::Bytes {
+        // SAFETY: features; 16 + 16 bytes.
+        unsafe {
+            let a = _mm512_broadcast_i32x4(_mm_loadu_si128(a.cast()));
+            let both = _mm512_mask_broadcast_i32x4(a, 0xFF00, _mm_loadu_si128(b.cast()));
+            let shifts = _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4);
+            _mm512_and_si512(_mm512_srlv_epi64(both, shifts), _mm512_set1_epi8(15))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn shifted(p: *const u8, shift: u32, mask: u8) -> Self::Bytes {
+        // SAFETY: features; 64 bytes.
+        unsafe {
+            let v = _mm512_srlv_epi64(_mm512_loadu_si512(p.cast()), counts(shift, shift));
+            _mm512_and_si512(v, _mm512_set1_epi8(mask.cast_signed()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn twice(p: *const u8, low: u32, high: u32, mask: u8) -> Self::Bytes {
+        // SAFETY: features; 32 bytes.
+        unsafe {
+            let v = _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast()));
+            let v = _mm512_srlv_epi64(v, counts(low, high));
+            _mm512_and_si512(v, _mm512_set1_epi8(mask.cast_signed()))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sixteens(bits: u64) -> Self::Bytes {
+        // SAFETY: features.
+        unsafe { _mm512_maskz_set1_epi8(bits, 16) }
+    }
+
+    #[inline(always)]
+    unsafe fn or_shifted<const SHIFT: u32>(low: Self::Bytes, high: Self::Bytes) -> Self::Bytes {
+        // SAFETY: features.
+        unsafe { _mm512_or_si512(low, _mm512_slli_epi16::<SHIFT>(high)) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(codes: Self::Bytes, table: &[i8; 16]) -> Self::Bytes {
+        // SAFETY: features; 16 bytes.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, codes)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn minus(codes: Self::Bytes, zero: i8) -> Self::Bytes {
+        // SAFETY: features.
+        unsafe { _mm512_sub_epi8(codes, _mm512_set1_epi8(zero)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_codes(codes: Self::Bytes, p: *mut i8) {
+        // SAFETY: features; 64 bytes.
+        unsafe { _mm512_storeu_si512(p.cast(), codes) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_codes(codes: Self::Bytes, zero: i32, x: *const i8, offsets: *const i32) -> Self {
+        // SAFETY: features; 64 activations, 16 offsets. A pair is at most 2 · 63 · 127.
+        unsafe {
+            let offsets = _mm512_loadu_si512(offsets.cast());
+            let start = match zero {
+                0 => _mm512_setzero_si512(),
+                4 => _mm512_srai_epi32::<1>(offsets),
+                8 => offsets,
+                16 => _mm512_slli_epi32::<1>(offsets),
+                _ => _mm512_slli_epi32::<2>(offsets),
+            };
+            let x = _mm512_loadu_si512(x.cast());
+            let sum = if VNNI {
+                _mm512_dpbusd_epi32(start, codes, x)
+            } else {
+                _mm512_add_epi32(start, dot4(codes, x))
+            };
+            Zmm(_mm512_cvtepi32_ps(sum))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_signed(codes: Self::Bytes, x: *const i8, offsets: *const i32) -> Self {
+        // SAFETY: features; 64 activations, 16 offsets. With VNNI bytes enter as value + 128.
+        unsafe {
+            let codes = if VNNI { _mm512_xor_si512(codes, _mm512_set1_epi8(i8::MIN)) } else { codes };
+            Self::dot_bytes(codes, x, offsets)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn widen_halves(a: *const u8, b: *const u8, out: *mut f32) {
+        // SAFETY: features; 2 + 2 bytes, two numbers.
+        unsafe { crate::avx2::widen_halves(a, b, out) }
     }
 }
 

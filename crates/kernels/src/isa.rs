@@ -14,6 +14,8 @@ pub enum Isa {
     Neon,
     /// x86-64 AVX2 with FMA and F16C.
     Avx2,
+    /// [`Isa::Avx2`] with AVX-VNNI integer dot products.
+    AvxVnni,
     /// x86-64 AVX-512 F, BW, DQ and VL.
     Avx512,
     /// [`Isa::Avx512`] with VNNI integer dot products.
@@ -30,7 +32,7 @@ pub struct UnsupportedIsa {
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni];
+    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Vnni];
 
     /// The best instruction set of this machine.
     pub fn detect() -> Isa {
@@ -49,6 +51,8 @@ impl Isa {
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_supported() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_supported()
@@ -71,6 +75,7 @@ impl fmt::Display for Isa {
             Isa::Scalar => "scalar",
             Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx-vnni",
             Isa::Avx512 => "avx512",
             Isa::Avx512Vnni => "avx512-vnni",
         })

@@ -24,6 +24,9 @@ macro_rules! dispatch {
             Isa::Avx2 => unsafe { crate::avx2::$name($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => unsafe { crate::avx2::vnni::$name($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { crate::avx512::$name($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
@@ -57,7 +60,7 @@ impl Kernels {
 
     /// Whether [`Kernels::matmul_q8`] takes matrices of `format`.
     pub fn has_integer_path(format: Format) -> bool {
-        matches!(format, Format::Int8Row | Format::Int4Row | Format::Int4Group(_))
+        matches!(format, Format::Int8Row | Format::Int4Row | Format::Int4Group(_) | Format::Gguf(_))
     }
 
     /// `out[i · out_stride + (r − rows.start)]` = row r of `m` · input i, for r in `rows`, i in 0..n.
@@ -122,7 +125,10 @@ impl Kernels {
         assert_eq!(x.len(), rows.len(), "one factor for each row");
         assert_eq!(out.len(), m.layout().cols(), "one output for each column");
         out.fill(0.0);
-        dispatch!(self.isa, matmul_t(m, rows, x, out));
+        match m.layout().format() {
+            Format::Gguf(format) => dispatch!(self.isa, gguf_matmul_t(format, m, rows, x, out)),
+            _ => dispatch!(self.isa, matmul_t(m, rows, x, out)),
+        }
     }
 
     /// Dot product in the canonical order.
@@ -149,13 +155,19 @@ impl Kernels {
     /// belong to this task alone.
     pub(crate) fn float_rows(&self, job: &FloatJob<'_>, rows: Range<usize>) {
         debug_assert!(rows.end <= job.m.layout().rows());
-        dispatch!(self.isa, matmul(job, rows));
+        match job.m.layout().format() {
+            Format::Gguf(format) => dispatch!(self.isa, gguf_matmul(format, job, rows)),
+            _ => dispatch!(self.isa, matmul(job, rows)),
+        }
     }
 
     /// Rows of the integer path; as [`Kernels::float_rows`].
     pub(crate) fn q8_rows(&self, job: &Q8Job<'_>, rows: Range<usize>) {
         debug_assert!(rows.end <= job.m.layout().rows());
-        dispatch!(self.isa, matmul_q8(job, rows));
+        match job.m.layout().format() {
+            Format::Gguf(format) => dispatch!(self.isa, gguf_matmul_q8(format, job, rows)),
+            _ => dispatch!(self.isa, matmul_q8(job, rows)),
+        }
     }
 
     fn parallel<X>(

@@ -11,6 +11,8 @@ use metaltail_quant::{ACTIVATION_BLOCK, Format, MatrixRef, stored_row};
 
 use crate::job::{FloatJob, Q8Job};
 
+pub(crate) use crate::scalar_gguf::{gguf_matmul, gguf_matmul_q8, gguf_matmul_t};
+
 /// Lanes of the canonical order.
 pub(crate) const LANES: usize = 16;
 

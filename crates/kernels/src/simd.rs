@@ -30,14 +30,20 @@ pub(crate) trait Simd: Copy {
     unsafe fn store(self, p: *mut u8);
     /// self · b, lane by lane.
     unsafe fn mul(self, b: Self) -> Self;
+    /// self + b, lane by lane.
+    unsafe fn add(self, b: Self) -> Self;
     /// self · b + c with one rounding.
     unsafe fn fma(self, b: Self, c: Self) -> Self;
     /// [`Simd::fma`] in the first `lanes` lanes; the others keep c.
     unsafe fn fma_first(self, b: Self, c: Self, lanes: usize) -> Self;
+    /// Eight lanes each of two values.
+    unsafe fn halves(values: [f32; 2]) -> Self;
     /// Four lanes each of four values.
     unsafe fn quarters(values: [f32; 4]) -> Self;
     /// Folds the lanes by halves.
     unsafe fn reduce(self) -> f32;
+    /// 16 signed 32-bit numbers (64 bytes); exact below 2²⁴.
+    unsafe fn load_i32(p: *const i32) -> Self;
     /// Hints that the byte at `p`, any address, is wanted soon.
     unsafe fn prefetch(p: *const u8);
 }
@@ -57,6 +63,38 @@ pub(crate) trait Dot64: Simd {
     unsafe fn dot_nibbles(w: Self::Bytes, x: *const i8, offsets: *const i32) -> Self;
     /// Exact dot products of 64 weights and 64 `i8`; `offsets` as above.
     unsafe fn dot_bytes(w: Self::Bytes, x: *const i8, offsets: *const i32) -> Self;
+}
+
+/// 64 codes as bytes, and what unpacking them from blocks of GGUF takes.
+///
+/// # Safety
+/// As [`Simd`].
+pub(crate) trait Codes64: Dot64 {
+    /// 32 bytes and 32 others.
+    unsafe fn join(a: *const u8, b: *const u8) -> Self::Bytes;
+    /// Nibbles of 16 bytes and of 16 others: the low ones of a, the high ones, the same of b.
+    unsafe fn nibble_pairs(a: *const u8, b: *const u8) -> Self::Bytes;
+    /// 64 bytes: (byte >> shift) & mask, where mask keeps at most 8 − shift bits.
+    unsafe fn shifted(p: *const u8, shift: u32, mask: u8) -> Self::Bytes;
+    /// The same 32 bytes twice, shifted by `low` and by `high`: (byte >> shift) & mask, as above.
+    unsafe fn twice(p: *const u8, low: u32, high: u32, mask: u8) -> Self::Bytes;
+    /// 16 where a bit is set, 0 elsewhere; bit i is byte i.
+    unsafe fn sixteens(bits: u64) -> Self::Bytes;
+    /// low | high << SHIFT; no byte of `high` may lose bits.
+    unsafe fn or_shifted<const SHIFT: u32>(low: Self::Bytes, high: Self::Bytes) -> Self::Bytes;
+    /// Values of codes 0..=15.
+    unsafe fn look_up(codes: Self::Bytes, table: &[i8; 16]) -> Self::Bytes;
+    /// codes − zero, wrapping.
+    unsafe fn minus(codes: Self::Bytes, zero: i8) -> Self::Bytes;
+    /// Writes 64 bytes.
+    unsafe fn store_codes(codes: Self::Bytes, p: *mut i8);
+    /// Exact dot products of (code − zero), codes 0..=63 and zero 0, 4, 8, 16 or 32, with 64 `i8`; `offsets` as in
+    /// [`Dot64`].
+    unsafe fn dot_codes(codes: Self::Bytes, zero: i32, x: *const i8, offsets: *const i32) -> Self;
+    /// Exact dot products of signed codes; `offsets` as in [`Dot64`].
+    unsafe fn dot_signed(codes: Self::Bytes, x: *const i8, offsets: *const i32) -> Self;
+    /// Writes the `f16` at `a` and at `b` as two `f32`.
+    unsafe fn widen_halves(a: *const u8, b: *const u8, out: *mut f32);
 }
 
 /// How 16 columns of one format are read.
@@ -129,6 +167,61 @@ macro_rules! entry_points {
         ) {
             // SAFETY: as above.
             unsafe { crate::transpose::matmul_t::<$lanes>(m, rows, x, out) }
+        }
+
+        pub(crate) unsafe fn gguf_matmul(
+            format: metaltail_quant::GgufFormat,
+            job: &crate::job::FloatJob<'_>,
+            rows: std::ops::Range<usize>,
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn of<B: crate::gguf::unpack::Blocks>(
+                job: &crate::job::FloatJob<'_>,
+                rows: std::ops::Range<usize>,
+            ) {
+                // SAFETY: as above; `B` is the matrix's format.
+                unsafe { crate::gguf::float::matmul::<$lanes, B>(job, rows) }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { crate::gguf::for_format!(format, of(job, rows)) }
+        }
+
+        pub(crate) unsafe fn gguf_matmul_q8(
+            format: metaltail_quant::GgufFormat,
+            job: &crate::job::Q8Job<'_>,
+            rows: std::ops::Range<usize>,
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn of<B: crate::gguf::unpack::Blocks>(
+                job: &crate::job::Q8Job<'_>,
+                rows: std::ops::Range<usize>,
+            ) {
+                // SAFETY: as above.
+                unsafe { crate::gguf::integer::matmul::<$lanes, B>(job, rows) }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { crate::gguf::for_format!(format, of(job, rows)) }
+        }
+
+        pub(crate) unsafe fn gguf_matmul_t(
+            format: metaltail_quant::GgufFormat,
+            m: metaltail_quant::MatrixRef<'_>,
+            rows: std::ops::Range<usize>,
+            x: &[f32],
+            out: &mut [f32],
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn of<B: crate::gguf::unpack::Blocks>(
+                m: metaltail_quant::MatrixRef<'_>,
+                rows: std::ops::Range<usize>,
+                x: &[f32],
+                out: &mut [f32],
+            ) {
+                // SAFETY: as above.
+                unsafe { crate::gguf::transpose::matmul_t::<$lanes, B>(m, rows, x, out) }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { crate::gguf::for_format!(format, of(m, rows, x, out)) }
         }
 
         #[target_feature(enable = $features)]

@@ -70,10 +70,26 @@ unsafe fn blocks<S: Dot64, const BYTES: bool, const SCALES: u8>(job: &Q8Job<'_>,
 
 /// The inputs of a tile: where each one's bytes, offsets and scales begin.
 #[derive(Clone, Copy)]
-struct Input {
-    values: *const i8,
-    offsets: *const i32,
-    scales: *const f32,
+pub(crate) struct Input {
+    pub values: *const i8,
+    pub offsets: *const i32,
+    pub scales: *const f32,
+}
+
+/// Inputs `i..i + N` of a job.
+#[inline(always)]
+pub(crate) fn inputs<const N: usize>(job: &Q8Job<'_>, i: usize) -> [Input; N] {
+    let mut inputs =
+        [Input { values: std::ptr::null(), offsets: std::ptr::null(), scales: std::ptr::null() }; N];
+    for (n, input) in inputs.iter_mut().enumerate() {
+        let row = job.x_rows.at(i + n);
+        *input = Input {
+            values: job.x.values(row).as_ptr(),
+            offsets: job.x.offsets(row).as_ptr(),
+            scales: job.x.scales(row).as_ptr(),
+        };
+    }
+    inputs
 }
 
 /// Rows `rows` (at most 4) × inputs `i..i + N`.
@@ -89,16 +105,7 @@ unsafe fn tile<S: Dot64, const BYTES: bool, const SCALES: u8, const N: usize>(
     let layout = job.m.layout();
     let (cols, block_bytes) = (layout.cols(), if BYTES { 64 } else { 32 });
     let (weights, scales) = tile_rows(job.m, &rows);
-    let mut inputs =
-        [Input { values: std::ptr::null(), offsets: std::ptr::null(), scales: std::ptr::null() }; N];
-    for (n, input) in inputs.iter_mut().enumerate() {
-        let row = job.x_rows.at(i + n);
-        *input = Input {
-            values: job.x.values(row).as_ptr(),
-            offsets: job.x.offsets(row).as_ptr(),
-            scales: job.x.scales(row).as_ptr(),
-        };
-    }
+    let inputs = inputs::<N>(job, i);
     let ahead = TILE_ROWS * layout.row_bytes();
     let mut groups = Groups::new(job.m.scale_span().unwrap_or(cols), layout.scale_cols());
 
