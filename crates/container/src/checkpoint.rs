@@ -24,6 +24,7 @@ use crate::inventory::{ExpertLayerSpec, Part, Role, TensorSpec};
 use crate::listing::{Listing, open_plain, read_object};
 use crate::place::{ExpertPlace, Extent, MatrixPlace, PartPlace, RunOffset};
 use crate::slab::{self, Checksum, Manifest, SCALES_SUFFIX, Slab};
+use crate::stacked::Stack;
 
 /// Longest single read, in bytes, so that a failed one names its offset closely.
 const READ_CHUNK: usize = 1 << 30;
@@ -339,11 +340,22 @@ impl Checkpoint {
         if expert >= layer.count {
             return Err(Error::NoSuchExpert { layer: layer.layer, expert, count: layer.count });
         }
+        if let Some(stack) = self.stack(layer) {
+            return stack.expert(&self.index, expert);
+        }
         let part = |part: Part| self.locate(&layer.name(expert, part), layer.shape(part));
         let parts = [part(Part::Gate)?, part(Part::Up)?, part(Part::Down)?];
         match &self.detail {
             Detail::Slab(slab) => slab.expert(&self.index, layer, expert, parts),
             _ => Ok(join_runs(parts)),
+        }
+    }
+
+    /// The tensors that all experts of a layer share, where they do.
+    pub(crate) fn stack<'l>(&self, layer: &'l ExpertLayerSpec) -> Option<Stack<'l>> {
+        match self.detail {
+            Detail::Hf => Stack::of(&self.index, layer),
+            Detail::Colibri(_) | Detail::Slab(_) => None,
         }
     }
 
@@ -462,7 +474,7 @@ fn join_runs(parts: [MatrixPlace; 3]) -> ExpertPlace {
         weights: within(place.weights),
         scales: place.scales.map(within),
     });
-    ExpertPlace { runs, parts, checksum: None }
+    ExpertPlace { runs, parts, checksum: None, repack: None }
 }
 
 /// Opens a safetensors file: the handle, its checked header and its length.
