@@ -241,7 +241,8 @@ pub fn settle<E: From<EngineError>>(
 ) -> Result<Settled, E> {
     let machine = Machine::probe()
         .map_err(|error| EngineError::Setting(format!("cannot read the machine's memory: {error}")))?;
-    let device = accelerator_facts(&options.device)?.map(|facts| facts.limit());
+    let (chosen, _) = options.device.for_plan(plan);
+    let device = accelerator_facts(&chosen)?.map(|facts| facts.limit());
     let threads = options.threads.unwrap_or_else(default_threads).max(1);
     let loaders = options.loaders.unwrap_or_else(StoreConfig::default_loaders);
     if loaders == 0 {
@@ -252,7 +253,7 @@ pub fn settle<E: From<EngineError>>(
     loop {
         let prefill_chunk = options.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
         let mut demand =
-            demand(context, prefill_chunk, threads)?.on(options.device.kind, plan, (context, prefill_chunk));
+            demand(context, prefill_chunk, threads)?.on(chosen.kind, plan, (context, prefill_chunk));
         demand.scratch = demand.scratch.saturating_add(repack_scratch(geometry, loaders));
         let staging = if options.prefetch.unwrap_or(true) { staging(plan) } else { 0 };
         let wanted = Wanted { cap: options.cap, in_flight: None, loaders, staging };

@@ -80,15 +80,7 @@ impl LayerPlan {
         }
         match &self.ffn {
             FfnPlan::Dense { width } => swiglu_tensors("mlp", *width, hidden, Role::DenseFfn, out),
-            FfnPlan::Moe(moe) => {
-                out.matrix(&moe.names.router(""), moe.experts, hidden, Role::Router);
-                if moe.router.correction_bias {
-                    out.vector(&moe.names.correction_bias(""), moe.experts, Role::RouterBias);
-                }
-                if let Some(width) = moe.shared_width {
-                    swiglu_tensors(&moe.names.shared(""), width, hidden, Role::SharedExpert, out);
-                }
-            }
+            FfnPlan::Moe(moe) => moe.tensors(hidden, out),
         }
     }
 
@@ -103,6 +95,7 @@ impl LayerPlan {
             draft,
             prefix: format!("model.layers.{layer}.{}.experts.", moe.names.block),
             suffixes: moe.names.expert,
+            stacked: moe.names.stacked,
         })
     }
 
