@@ -33,6 +33,7 @@ fn every_family_scores_as_the_oracle_does() {
         "qwen3_moe",
         "mixtral",
         "glm4_moe",
+        "gpt_oss",
         "minimax_m2",
     ] {
         let (model, oracle) = oracle(family);
