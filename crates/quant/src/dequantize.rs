@@ -3,14 +3,14 @@
 use half::{bf16, f16};
 
 use crate::fp8::FP8_TABLE;
-use crate::{Format, MatrixRef};
+use crate::{Format, GGUF_UNIT, MatrixRef};
 
 impl<'a> MatrixRef<'a> {
     /// Columns that share one scale along a row: the group size, 128 for fp8 blocks,
-    /// the whole row for per-row scales, `None` for formats without scales.
+    /// the whole row for per-row scales, `None` for formats without separate scales.
     pub fn scale_span(&self) -> Option<usize> {
         match self.layout().format() {
-            Format::F32 | Format::F16 | Format::Bf16 => None,
+            Format::F32 | Format::F16 | Format::Bf16 | Format::Gguf(_) => None,
             Format::Int8Row | Format::Int4Row => Some(self.layout().cols()),
             Format::Int4Group(group) => Some(usize::from(group)),
             Format::Fp8Block => Some(128),
@@ -29,7 +29,7 @@ impl<'a> MatrixRef<'a> {
         if bytes == 0 { &[] } else { &self.scales()[scale_row * bytes..][..bytes] }
     }
 
-    /// The scale of the element at `row`, `col` (1.0 for formats without scales).
+    /// The scale of the element at `row`, `col` (1.0 for formats without separate scales).
     ///
     /// # Panics
     /// If `row` or `col` lies outside the matrix.
@@ -55,7 +55,8 @@ impl<'a> MatrixRef<'a> {
     }
 }
 
-/// The stored numbers of one row, before any scale: `out[c]` for every column.
+/// The stored numbers of one row, before any scale: `out[c]` for every column. Of a GGUF format: its
+/// signed codes, before scales and minima.
 ///
 /// # Panics
 /// If `row` is not a row of `m` or `out` does not hold exactly one row.
@@ -97,14 +98,22 @@ pub fn stored_row(m: MatrixRef<'_>, row: usize, out: &mut [f32]) {
                 *o = FP8_TABLE[usize::from(*b)];
             }
         }
+        Format::Gguf(format) => {
+            for (index, out) in out.as_chunks_mut::<GGUF_UNIT>().0.iter_mut().enumerate() {
+                *out = format.unit(bytes, index).codes.map(f32::from);
+            }
+        }
     }
 }
 
-/// One row as `f32`: stored value times scale, one rounding.
+/// One row as `f32`: stored value times scale, one rounding (and a second, where a GGUF format adds a minimum).
 ///
 /// # Panics
 /// If `row` is not a row of `m` or `out` does not hold exactly one row.
 pub fn dequantize_row(m: MatrixRef<'_>, row: usize, out: &mut [f32]) {
+    if let Format::Gguf(format) = m.layout().format() {
+        return format.dequantize(m.row_weight_bytes(row), out);
+    }
     stored_row(m, row, out);
     let Some(span) = m.scale_span() else { return };
     let scales = m.row_scale_bytes(row).as_chunks::<4>().0;

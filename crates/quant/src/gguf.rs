@@ -1,39 +1,83 @@
-//! Blocks of GGUF files: the reference of the formats with 32 values a block.
+//! Block formats of GGUF files: sizes, and the reference that says what their bytes mean.
 //!
-//! A block is 32 values that lie side by side in a row, with scales of its own in front. Layouts and
+//! A block is 32 or 256 values that lie side by side in a row, with scales of its own. Layouts and
 //! arithmetic are those that the `gguf` Python package documents in `gguf/quants.py`; its results, on
-//! quantised values and on random blocks, are what the tests hold these functions against, bit for bit.
+//! quantised values and on random blocks, are what the tests hold this module against, bit for bit.
 //!
-//! In all of them `d` and `m` are little-endian `f16`. Of the 16 bytes of four-bit codes byte `j` has
-//! value `j` in its low half and value `j + 16` in its high half. `h` is a little-endian `u32` whose bit
-//! `i` is the fifth bit of value `i`.
+//! All of them are read through one view, [`GgufUnit`]: 32 columns as signed codes, a scale for each 16
+//! of them and, in some formats, a minimum. Byte by byte: `docs/design/formats.md`.
+
+mod blocks;
+mod super_blocks;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 
-use half::f16;
+pub use blocks::{E8M0_HALF, IQ4_VALUES, MXFP4_VALUES};
 
-/// Values of a block.
-pub const GGUF_BLOCK: usize = 32;
+/// Values of a unit. A block of any GGUF format is one unit or eight.
+pub const GGUF_UNIT: usize = 32;
 
-/// A number format of GGUF with 32 values a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A number format of GGUF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GgufFormat {
-    /// `d`, 32 × int8: value = d · q. 34 bytes.
+    /// 32 × int8 and a scale: value = d · q. 34 bytes.
     Q8_0,
-    /// `d`, 16 bytes of codes: value = d · (q − 8). 18 bytes.
+    /// Four-bit codes and a scale: value = d · (q − 8). 18 bytes.
     Q4_0,
-    /// `d`, `m`, 16 bytes of codes: value = d · q + m. 20 bytes.
+    /// Four-bit codes, a scale and a minimum: value = d · q + m. 20 bytes.
     Q4_1,
-    /// `d`, `h`, 16 bytes of codes: value = d · (q − 16). 22 bytes.
+    /// Five-bit codes and a scale: value = d · (q − 16). 22 bytes.
     Q5_0,
-    /// `d`, `m`, `h`, 16 bytes of codes: value = d · q + m. 24 bytes.
+    /// Five-bit codes, a scale and a minimum: value = d · q + m. 24 bytes.
     Q5_1,
+    /// OCP MXFP4: codes E2M1 and a power of two. 17 bytes.
+    Mxfp4,
+    /// Four-bit codes of a table and a scale. 18 bytes.
+    Iq4Nl,
+    /// Two-bit codes, 16 scales and minima of four bits for 256 values. 84 bytes.
+    Q2K,
+    /// Three-bit codes, 16 scales of six bits for 256 values. 110 bytes.
+    Q3K,
+    /// Four-bit codes, 8 scales and minima of six bits for 256 values. 144 bytes.
+    Q4K,
+    /// Five-bit codes, 8 scales and minima of six bits for 256 values. 176 bytes.
+    Q5K,
+    /// Six-bit codes, 16 scales of eight bits for 256 values. 210 bytes.
+    Q6K,
+    /// Four-bit codes of a table, 8 scales of six bits for 256 values. 136 bytes.
+    Iq4Xs,
+}
+
+/// 32 columns of a row: value of column i = scale[i / 16] · code[i] + minimum[i / 16].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GgufUnit {
+    /// Signed codes, in column order.
+    pub codes: [i8; GGUF_UNIT],
+    /// Scales of the first 16 columns and of the others; equal where the format has one for both.
+    pub scales: [f32; 2],
+    /// Minima, likewise; +0 in formats without.
+    pub minima: [f32; 2],
 }
 
 impl GgufFormat {
     /// All of them.
-    pub const ALL: [GgufFormat; 5] =
-        [GgufFormat::Q8_0, GgufFormat::Q4_0, GgufFormat::Q4_1, GgufFormat::Q5_0, GgufFormat::Q5_1];
+    pub const ALL: [GgufFormat; 13] = [
+        GgufFormat::Q8_0,
+        GgufFormat::Q4_0,
+        GgufFormat::Q4_1,
+        GgufFormat::Q5_0,
+        GgufFormat::Q5_1,
+        GgufFormat::Mxfp4,
+        GgufFormat::Iq4Nl,
+        GgufFormat::Q2K,
+        GgufFormat::Q3K,
+        GgufFormat::Q4K,
+        GgufFormat::Q5K,
+        GgufFormat::Q6K,
+        GgufFormat::Iq4Xs,
+    ];
 
     /// Name in GGUF.
     pub fn name(self) -> &'static str {
@@ -43,26 +87,91 @@ impl GgufFormat {
             GgufFormat::Q4_1 => "Q4_1",
             GgufFormat::Q5_0 => "Q5_0",
             GgufFormat::Q5_1 => "Q5_1",
+            GgufFormat::Mxfp4 => "MXFP4",
+            GgufFormat::Iq4Nl => "IQ4_NL",
+            GgufFormat::Q2K => "Q2_K",
+            GgufFormat::Q3K => "Q3_K",
+            GgufFormat::Q4K => "Q4_K",
+            GgufFormat::Q5K => "Q5_K",
+            GgufFormat::Q6K => "Q6_K",
+            GgufFormat::Iq4Xs => "IQ4_XS",
         }
     }
 
-    /// Bytes of a block.
-    pub fn block_bytes(self) -> usize {
+    /// Values and bytes of a block.
+    const fn block(self) -> (usize, usize) {
         match self {
-            GgufFormat::Q8_0 => 34,
-            GgufFormat::Q4_0 => 18,
-            GgufFormat::Q4_1 => 20,
-            GgufFormat::Q5_0 => 22,
-            GgufFormat::Q5_1 => 24,
+            GgufFormat::Q8_0 => (32, 34),
+            GgufFormat::Q4_0 => (32, 18),
+            GgufFormat::Q4_1 => (32, 20),
+            GgufFormat::Q5_0 => (32, 22),
+            GgufFormat::Q5_1 => (32, 24),
+            GgufFormat::Mxfp4 => (32, 17),
+            GgufFormat::Iq4Nl => (32, 18),
+            GgufFormat::Q2K => (256, 84),
+            GgufFormat::Q3K => (256, 110),
+            GgufFormat::Q4K => (256, 144),
+            GgufFormat::Q5K => (256, 176),
+            GgufFormat::Q6K => (256, 210),
+            GgufFormat::Iq4Xs => (256, 136),
         }
+    }
+
+    /// Values of a block: 32 or 256.
+    pub const fn block_values(self) -> usize {
+        self.block().0
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(self) -> usize {
+        self.block().1
+    }
+
+    /// Columns that share a scale: 16 or 32.
+    pub const fn group(self) -> usize {
+        match self {
+            GgufFormat::Q2K | GgufFormat::Q3K | GgufFormat::Q6K => 16,
+            _ => 32,
+        }
+    }
+
+    /// Whether groups have a minimum beside their scale.
+    pub const fn has_minima(self) -> bool {
+        use GgufFormat::{Q2K, Q4_1, Q4K, Q5_1, Q5K};
+        matches!(self, Q4_1 | Q5_1 | Q2K | Q4K | Q5K)
     }
 
     /// Bytes of a row of `cols` values; `None` when they are no whole number of blocks.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
-        if !cols.is_multiple_of(GGUF_BLOCK) {
+        if !cols.is_multiple_of(self.block_values()) {
             return None;
         }
-        (cols / GGUF_BLOCK).checked_mul(self.block_bytes())
+        (cols / self.block_values()).checked_mul(self.block_bytes())
+    }
+
+    /// Unit number `index` of a row: columns 32 · `index` and on.
+    ///
+    /// # Panics
+    /// If the row ends before it.
+    pub fn unit(self, row: &[u8], index: usize) -> GgufUnit {
+        let units = self.block_values() / GGUF_UNIT;
+        let block = &row[index / units * self.block_bytes()..][..self.block_bytes()];
+        let at = index % units;
+        match self {
+            GgufFormat::Q8_0 => blocks::q8_0(block),
+            GgufFormat::Q4_0 => blocks::q4_0(block),
+            GgufFormat::Q4_1 => blocks::q4_1(block),
+            GgufFormat::Q5_0 => blocks::q5_0(block),
+            GgufFormat::Q5_1 => blocks::q5_1(block),
+            GgufFormat::Mxfp4 => blocks::mxfp4(block),
+            GgufFormat::Iq4Nl => blocks::iq4_nl(block),
+            GgufFormat::Q2K => super_blocks::q2_k(block, at),
+            GgufFormat::Q3K => super_blocks::q3_k(block, at),
+            GgufFormat::Q4K => super_blocks::q4_k(block, at),
+            GgufFormat::Q5K => super_blocks::q5_k(block, at),
+            GgufFormat::Q6K => super_blocks::q6_k(block, at),
+            GgufFormat::Iq4Xs => super_blocks::iq4_xs(block, at),
+        }
     }
 
     /// Whole blocks as `f32`. A product is rounded, then a sum: nothing is fused.
@@ -71,20 +180,12 @@ impl GgufFormat {
     /// If `bytes` are not exactly the blocks of `out`.
     pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
         assert_eq!(Some(bytes.len()), self.row_bytes(out.len()), "bytes of {} values in {self}", out.len());
-        let blocks = bytes.chunks_exact(self.block_bytes());
-        for (block, out) in blocks.zip(out.as_chunks_mut::<GGUF_BLOCK>().0) {
-            match self {
-                GgufFormat::Q8_0 => q8(block, out),
-                GgufFormat::Q4_0 => coded(half(block, 0), None, 8, &codes(&block[2..]), out),
-                GgufFormat::Q4_1 => coded(half(block, 0), Some(half(block, 2)), 0, &codes(&block[4..]), out),
-                GgufFormat::Q5_0 => {
-                    let codes = with_fifth_bits(&block[2..6], codes(&block[6..]));
-                    coded(half(block, 0), None, 16, &codes, out);
-                }
-                GgufFormat::Q5_1 => {
-                    let codes = with_fifth_bits(&block[4..8], codes(&block[8..]));
-                    coded(half(block, 0), Some(half(block, 2)), 0, &codes, out);
-                }
+        for (index, out) in out.as_chunks_mut::<GGUF_UNIT>().0.iter_mut().enumerate() {
+            let unit = self.unit(bytes, index);
+            for (i, (value, code)) in out.iter_mut().zip(unit.codes).enumerate() {
+                let product = unit.scales[i / 16] * f32::from(code);
+                // Adding +0 would turn −0 into +0 where there is no minimum.
+                *value = if self.has_minima() { product + unit.minima[i / 16] } else { product };
             }
         }
     }
@@ -93,89 +194,5 @@ impl GgufFormat {
 impl fmt::Display for GgufFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// The `f16` at byte `at`.
-fn half(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
-}
-
-fn q8(block: &[u8], out: &mut [f32; GGUF_BLOCK]) {
-    let d = half(block, 0);
-    for (value, code) in out.iter_mut().zip(&block[2..]) {
-        *value = d * f32::from(code.cast_signed());
-    }
-}
-
-/// The four-bit codes of 16 bytes.
-fn codes(bytes: &[u8]) -> [u8; GGUF_BLOCK] {
-    std::array::from_fn(|i| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 })
-}
-
-fn with_fifth_bits(bits: &[u8], codes: [u8; GGUF_BLOCK]) -> [u8; GGUF_BLOCK] {
-    std::array::from_fn(|i| codes[i] | ((bits[i / 8] >> (i % 8)) & 1) << 4)
-}
-
-/// d · (q − zero), plus `m` where the format has one.
-fn coded(d: f32, m: Option<f32>, zero: i8, codes: &[u8; GGUF_BLOCK], out: &mut [f32; GGUF_BLOCK]) {
-    for (value, code) in out.iter_mut().zip(codes) {
-        // At most 31 − 0 and at least 0 − 16.
-        let product = d * f32::from(code.cast_signed() - zero);
-        *value = m.map_or(product, |m| product + m);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A line a format: name, bytes, and the bits of the wanted values, in hexadecimal.
-    const VECTORS: &str = include_str!("../../../fixtures/gguf/blocks.txt");
-
-    fn bytes(hex: &str) -> Vec<u8> {
-        let pairs = hex.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
-        pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect()
-    }
-
-    #[test]
-    fn values_are_those_of_the_independent_package_to_the_bit() {
-        let mut seen = Vec::new();
-        for line in VECTORS.lines() {
-            let [name, stored, wanted] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
-            let format = GgufFormat::ALL.into_iter().find(|format| format.name() == name).unwrap();
-            let (stored, wanted) = (bytes(stored), bytes(wanted));
-            let wanted: Vec<u32> = wanted.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-            let mut out = vec![f32::NAN; wanted.len()];
-            format.dequantize(&stored, &mut out);
-            let bits: Vec<u32> = out.iter().map(|value| value.to_bits()).collect();
-            assert_eq!(bits, wanted, "{format}");
-            seen.push(format);
-        }
-        assert_eq!(seen, GgufFormat::ALL);
-    }
-
-    #[test]
-    fn halves_of_a_byte_are_sixteen_values_apart() {
-        // d = 1; byte 0 is 0xF0, all else zero.
-        let mut block = [0u8; 18];
-        block[..3].copy_from_slice(&[0x00, 0x3C, 0xF0]);
-        let mut out = [0.0; 32];
-        GgufFormat::Q4_0.dequantize(&block, &mut out);
-        assert_eq!((out[0], out[1], out[16]), (-8.0, -8.0, 7.0));
-    }
-
-    #[test]
-    fn rows_are_whole_blocks() {
-        assert_eq!(GgufFormat::Q5_1.row_bytes(64), Some(48));
-        assert_eq!(GgufFormat::Q5_1.row_bytes(33), None);
-        assert_eq!(GgufFormat::Q8_0.row_bytes(0), Some(0));
-        assert_eq!(GgufFormat::Q8_0.row_bytes(usize::MAX - 31), None);
-    }
-
-    #[test]
-    #[should_panic(expected = "bytes of 32 values in Q8_0")]
-    fn a_block_that_is_cut_is_refused() {
-        GgufFormat::Q8_0.dequantize(&[0; 33], &mut [0.0; 32]);
     }
 }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{Format, GROUP_SIZES};
+use crate::{Format, GROUP_SIZES, GgufFormat};
 
 /// A shape or a byte count that does not fit its format.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -21,6 +21,14 @@ pub enum LayoutError {
     Group {
         /// Group size asked for.
         group: u16,
+    },
+    /// Columns that are no whole number of blocks.
+    #[error("rows of {cols} columns are no whole number of {format} blocks, {} columns each", .format.block_values())]
+    Blocks {
+        /// Format asked for.
+        format: GgufFormat,
+        /// Columns asked for.
+        cols: usize,
     },
     /// The byte count does not fit in `usize`.
     #[error("a {format} matrix of {rows} × {cols} is larger than the address space")]
@@ -78,9 +86,13 @@ impl MatrixLayout {
             Format::F16 | Format::Bf16 => cols.checked_mul(2).ok_or_else(overflow)?,
             Format::Int8Row | Format::Fp8Block => cols,
             Format::Int4Row | Format::Int4Group(_) => cols.div_ceil(2),
+            Format::Gguf(format) => format.row_bytes(cols).ok_or_else(|| {
+                let whole = cols.is_multiple_of(format.block_values());
+                if whole { overflow() } else { LayoutError::Blocks { format, cols } }
+            })?,
         };
         let (scale_rows, scale_cols) = match format {
-            Format::F32 | Format::F16 | Format::Bf16 => (0, 0),
+            Format::F32 | Format::F16 | Format::Bf16 | Format::Gguf(_) => (0, 0),
             Format::Int8Row | Format::Int4Row => (rows, 1),
             Format::Int4Group(group) => (rows, cols.div_ceil(usize::from(group))),
             Format::Fp8Block => (rows.div_ceil(128), cols.div_ceil(128)),
@@ -115,12 +127,12 @@ impl MatrixLayout {
         self.row_bytes * self.rows
     }
 
-    /// Scales along a row (0 for formats without scales).
+    /// Scales along a row (0 for formats without separate scales).
     pub fn scale_cols(&self) -> usize {
         self.scale_cols
     }
 
-    /// Rows of scales (0 for formats without scales).
+    /// Rows of scales (0 for formats without separate scales).
     pub fn scale_rows(&self) -> usize {
         self.scale_rows
     }
@@ -182,7 +194,7 @@ impl<'a> MatrixRef<'a> {
         self.weights
     }
 
-    /// All scale bytes (little-endian `f32`), row-major; empty for formats without scales.
+    /// All scale bytes (little-endian `f32`), row-major; empty for formats without separate scales.
     pub fn scales(&self) -> &'a [u8] {
         self.scales
     }
@@ -232,6 +244,27 @@ mod tests {
         for group in [0, 8, 17, 512] {
             assert_eq!(MatrixLayout::new(Format::Int4Group(group), 4, 4), Err(LayoutError::Group { group }));
         }
+    }
+
+    #[test]
+    fn rows_of_blocks_are_whole_and_carry_their_scales() {
+        let layout = MatrixLayout::new(Format::Gguf(GgufFormat::Q4K), 3, 512).unwrap();
+        assert_eq!((layout.row_bytes(), layout.weight_bytes(), layout.scale_bytes()), (288, 864, 0));
+        for format in GgufFormat::ALL {
+            for cols in [1, 31, 33, 257] {
+                let refused = MatrixLayout::new(Format::Gguf(format), 1, cols);
+                assert_eq!(refused, Err(LayoutError::Blocks { format, cols }));
+            }
+            let (format, rows) = (Format::Gguf(format), usize::MAX / 4);
+            assert_eq!(
+                MatrixLayout::new(format, rows, 256),
+                Err(LayoutError::Overflow { format, rows, cols: 256 })
+            );
+        }
+        let q8 = Format::Gguf(GgufFormat::Q8_0);
+        let cols = usize::MAX - 31;
+        let overflow = LayoutError::Overflow { format: q8, rows: 1, cols };
+        assert_eq!(MatrixLayout::new(q8, 1, cols), Err(overflow));
     }
 
     #[test]

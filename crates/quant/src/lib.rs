@@ -19,7 +19,7 @@ pub use activation::{ACTIVATION_BLOCK, QuantizedRowMut, QuantizedRows};
 pub use dequantize::{dequantize, dequantize_row, stored_row};
 pub use format::{Format, GROUP_SIZES, ParseFormatError};
 pub use fp8::{FP8_MAX, FP8_TABLE, fp8_encode};
-pub use gguf::{GGUF_BLOCK, GgufFormat};
+pub use gguf::{E8M0_HALF, GGUF_UNIT, GgufFormat, GgufUnit, IQ4_VALUES, MXFP4_VALUES};
 pub use layout::{LayoutError, MatrixLayout, MatrixRef};
 pub use owned::OwnedMatrix;
 pub use quantize::{QuantizeError, quantize};

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use thiserror::Error;
 
 use crate::fp8::{FP8_MAX, fp8_encode};
-use crate::{Format, LayoutError, MatrixLayout, OwnedMatrix};
+use crate::{Format, GgufFormat, LayoutError, MatrixLayout, OwnedMatrix};
 
 /// Smallest scale that is ever written, so that a block of zeros divides by something.
 const SMALLEST_SCALE: f32 = 1e-8;
@@ -30,6 +30,14 @@ pub enum QuantizeError {
         /// The number.
         value: f32,
     },
+    /// A format of GGUF is read and computed; nothing is quantised to it.
+    #[error(
+        "nothing is quantised to {format}, a format of GGUF files: choose int4-gN, int8, fp8, bf16, f16 or f32"
+    )]
+    NotATarget {
+        /// Format asked for.
+        format: GgufFormat,
+    },
 }
 
 /// Quantises `src` (`rows × cols`, row-major) into exactly the bytes of `layout`.
@@ -39,7 +47,8 @@ pub enum QuantizeError {
 /// f16 and bf16 round to nearest even. The spare nibble of an odd row codes zero.
 ///
 /// # Errors
-/// A buffer of another size than the layout's, or a number that is not finite in a format with scales.
+/// A buffer of another size than the layout's, a number that is not finite in a format with scales, or a
+/// format of GGUF.
 pub fn quantize(
     layout: MatrixLayout,
     src: &[f32],
@@ -80,6 +89,7 @@ pub fn quantize(
         Format::Int4Row => int4_rows(layout, layout.cols(), src, weights, scales),
         Format::Int4Group(group) => int4_rows(layout, usize::from(group), src, weights, scales),
         Format::Fp8Block => fp8_blocks(layout, src, weights, scales),
+        Format::Gguf(format) => return Err(QuantizeError::NotATarget { format }),
     }
     Ok(())
 }
@@ -184,6 +194,14 @@ mod tests {
 
     fn floats(bytes: &[u8]) -> Vec<f32> {
         bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    #[test]
+    fn nothing_is_quantised_to_a_gguf_format() {
+        for format in GgufFormat::ALL {
+            let refused = OwnedMatrix::quantize(layout(Format::Gguf(format), 1, 256), &[0.0; 256]);
+            assert_eq!(refused, Err(QuantizeError::NotATarget { format }));
+        }
     }
 
     #[test]
