@@ -3,7 +3,7 @@
 //! The store does this when an expert has been read, `convert` when it writes a container. Both get the same bytes, and
 //! nothing further up sees how an expert was stored.
 
-use metaltail_quant::{Format, MatrixLayout};
+use metaltail_quant::{Format, GgufFormat, MatrixLayout};
 use thiserror::Error;
 
 use crate::place::{PartPlace, RunOffset};
@@ -217,8 +217,8 @@ fn element_bytes(format: Format) -> Option<usize> {
 }
 
 /// Whether a matrix is made of MXFP4 blocks with their scales in front.
-fn is_mxfp4(_layout: &MatrixLayout) -> bool {
-    false
+fn is_mxfp4(layout: &MatrixLayout) -> bool {
+    layout.format() == Format::Gguf(GgufFormat::Mxfp4)
 }
 
 /// A stored matrix in columns.
@@ -345,7 +345,66 @@ mod tests {
         assert!(matches!(wild.check(&[100]), Err(RepackError::Outside { end: u64::MAX, .. })));
     }
 
+    /// As published checkpoints of gpt_oss store them: gate and up in turn in the rows.
+    fn alternating_blocks(width: usize, hidden: usize) -> Repack {
+        let layout = |rows, cols| layout(Format::Gguf(GgufFormat::Mxfp4), rows, cols);
+        let layouts = [layout(width, hidden), layout(width, hidden), layout(hidden, width)];
+        let pair = |first| Stored::Mxfp4 { codes: at(0, 0), scales: at(1, 0), first, step: 2 };
+        let down = Stored::Mxfp4 { codes: at(2, 0), scales: at(3, 0), first: 0, step: 1 };
+        Repack::new(layouts, [pair(0), pair(1), down]).unwrap()
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_are_refused() {
+        let repack = alternating_blocks(32, 64);
+        let runs = [64 * 32u64, 64 * 2, 64 * 16, 64];
+        repack.check(&runs).unwrap();
+        for (short, what) in [(0, "codes"), (1, "scales"), (2, "codes"), (3, "scales")] {
+            let mut runs = runs;
+            runs[short] -= 1;
+            let error = repack.check(&runs).unwrap_err();
+            let RepackError::Outside { what: named, run, .. } = error else { panic!("{error}") };
+            assert_eq!((named, run as usize), (what, short));
+        }
+        let bf16 = [layout(Format::Bf16, 32, 64); 3];
+        let error = Repack::new(bf16, [repack.stored[0]; 3]).unwrap_err();
+        assert!(error.to_string().contains("bf16 cannot be made of MXFP4"), "{error}");
+    }
+
     proptest! {
+        /// Every code and every scale is where the definition of the blocks has it.
+        #[test]
+        fn every_code_finds_its_place(width in 1usize..4, hidden in 1usize..5, seed: u32) {
+            let (width, hidden) = (width * 32, hidden * 32);
+            let repack = alternating_blocks(width, hidden);
+            let fill = |bytes: usize, salt: u32| -> Vec<u8> {
+                (0..bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed ^ salt) >> 13) as u8).collect()
+            };
+            let runs = [
+                fill(2 * width * hidden / 2, 1), fill(2 * width * hidden / 32, 2),
+                fill(hidden * width / 2, 3), fill(hidden * width / 32, 4),
+            ];
+            let mut out = vec![0; repack.bytes() as usize];
+            repack.apply(&runs.each_ref().map(Vec::as_slice), &mut out).unwrap();
+            // Code and scale of an element, by the definition of each side.
+            let stored = |codes: &[u8], scales: &[u8], row: usize, col: usize, cols: usize| {
+                let byte = codes[(row * cols + col) / 2];
+                (if col % 2 == 0 { byte & 15 } else { byte >> 4 }, scales[row * (cols / 32) + col / 32])
+            };
+            let made = |part: usize, row: usize, col: usize, cols: usize| {
+                let start = repack.parts()[part].weights.offset as usize + (row * (cols / 32) + col / 32) * 17;
+                let byte = out[start + 1 + col % 16];
+                (if col % 32 < 16 { byte & 15 } else { byte >> 4 }, out[start])
+            };
+            for row in 0..width {
+                for col in 0..hidden {
+                    prop_assert_eq!(made(0, row, col, hidden), stored(&runs[0], &runs[1], 2 * row, col, hidden));
+                    prop_assert_eq!(made(1, row, col, hidden), stored(&runs[0], &runs[1], 2 * row + 1, col, hidden));
+                    prop_assert_eq!(made(2, col, row, width), stored(&runs[2], &runs[3], col, row, width));
+                }
+            }
+        }
+
         /// Every element is where the definition has it, whatever the tiles do.
         #[test]
         fn every_element_finds_its_place(width in 1usize..80, hidden in 1usize..80, wide: bool) {

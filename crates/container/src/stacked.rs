@@ -1,6 +1,6 @@
 //! Experts of a layer that share tensors: where one of them lies, and how its matrices are made of it.
 
-use metaltail_quant::{Format, MatrixLayout};
+use metaltail_quant::{Format, GgufFormat, MatrixLayout};
 
 use crate::error::Error;
 use crate::header::Dtype;
@@ -8,14 +8,21 @@ use crate::hf::layout;
 use crate::index::{Stored as Tensor, TensorIndex};
 use crate::inventory::{ExpertLayerSpec, Part, StackedNames};
 use crate::place::{ExpertPlace, Extent, RunOffset};
-use crate::repack::{Repack, Stored};
+use crate::repack::{MX_CODES, MX_COLS, Repack, Stored};
 
 /// How a checkpoint stores the experts of a layer that its family stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Two tensors `[experts, inputs, outputs]`; the columns of the first alternate between gate and up.
+    /// Two tensors `[experts, inputs, outputs]` of plain numbers; the columns of the first alternate between gate and
+    /// up.
     Transposed,
+    /// Two tensors of MXFP4 codes, `[experts, outputs, inputs / 32, 16]`, and two of their scales, `[experts, outputs,
+    /// inputs / 32]`; the outputs of the first alternate between gate and up.
+    Mxfp4,
 }
+
+/// What follows the name of a matrix in the names of its codes and scales.
+const MXFP4: [&str; 2] = ["_blocks", "_scales"];
 
 /// The stacked tensors of a layer, where the directory has those rather than a tensor a matrix.
 #[derive(Clone, Copy)]
@@ -32,19 +39,28 @@ impl<'a> Stack<'a> {
         if index.find(&spec.name(0, Part::Gate)).is_some() {
             return None;
         }
-        Some(Stack { spec, names, form: Form::Transposed })
+        // One of them tells, so that the others are missed by name.
+        let has = |name: &str, suffix: &str| index.find(&format!("{}{name}{suffix}", spec.prefix)).is_some();
+        let blocks = MXFP4.iter().any(|suffix| has(names.gate_up, suffix) || has(names.down, suffix));
+        let form = if blocks { Form::Mxfp4 } else { Form::Transposed };
+        Some(Stack { spec, names, form })
     }
 
     /// Canonical names of all its tensors.
     pub fn tensors(&self) -> Vec<String> {
-        let StackedNames { gate_up, down } = self.names;
-        [gate_up, down].map(|name| format!("{}{name}", self.spec.prefix)).to_vec()
+        let suffixes: &[&str] = match self.form {
+            Form::Transposed => &[""],
+            Form::Mxfp4 => &MXFP4,
+        };
+        let of = |name| suffixes.iter().map(move |suffix| format!("{}{name}{suffix}", self.spec.prefix));
+        [self.names.gate_up, self.names.down].into_iter().flat_map(of).collect()
     }
 
     /// One expert: what to read of each tensor, and what becomes of it.
     pub fn expert(&self, index: &TensorIndex, expert: u32) -> Result<ExpertPlace, Error> {
         match self.form {
             Form::Transposed => self.transposed(index, expert),
+            Form::Mxfp4 => self.mxfp4(index, expert),
         }
     }
 
@@ -62,6 +78,27 @@ impl<'a> Stack<'a> {
         let at = |run| RunOffset { run, offset: 0 };
         let half = |first| Stored::Transposed { at: at(0), pitch: both, first, step: 2 };
         let whole = Stored::Transposed { at: at(1), pitch: hidden, first: 0, step: 1 };
+        self.place(runs, layouts, [half(0), half(1), whole])
+    }
+
+    fn mxfp4(&self, index: &TensorIndex, expert: u32) -> Result<ExpertPlace, Error> {
+        let ExpertLayerSpec { hidden, width, .. } = *self.spec;
+        let names = self.tensors();
+        // Whole blocks, as the layouts see to.
+        let layouts = self.layouts([Format::Gguf(GgufFormat::Mxfp4); 3])?;
+        let (inputs, inner) = (hidden / MX_COLS, width / MX_COLS);
+        let both = self.twice_width(&names[0])?;
+        let shapes: [&[usize]; 4] =
+            [&[both, inputs, MX_CODES], &[both, inputs], &[hidden, inner, MX_CODES], &[hidden, inner]];
+        let mut runs = Vec::with_capacity(names.len());
+        for (name, shape) in names.iter().zip(shapes) {
+            let (name, tensor) = index.require(name)?;
+            index.check_dtype(name, tensor, Dtype::U8)?;
+            runs.push(self.slice(index, (name, tensor), shape, expert)?);
+        }
+        let at = |run| RunOffset { run, offset: 0 };
+        let half = |first| Stored::Mxfp4 { codes: at(0), scales: at(1), first, step: 2 };
+        let whole = Stored::Mxfp4 { codes: at(2), scales: at(3), first: 0, step: 1 };
         self.place(runs, layouts, [half(0), half(1), whole])
     }
 
