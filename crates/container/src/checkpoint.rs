@@ -290,7 +290,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Self::matrix`], failed reads, bytes that are not those of the manifest's checksum, and
-    /// NaN or infinity among the scales or in a tensor that is kept in f32 (routers apart).
+    /// NaN or infinity among the scales (those in GGUF blocks too) or in a tensor that is kept in f32 (routers apart).
     pub fn read_matrix(&self, spec: &TensorSpec) -> Result<OwnedMatrix, Error> {
         let place = self.matrix(spec)?;
         let (name, _) = self.index.require(&spec.name)?;
@@ -312,6 +312,11 @@ impl Checkpoint {
         }
         if let (Some(extent), Some(found)) = (place.scales, finite::first_odd(Format::F32, &scales)) {
             return refuse("scale", extent.file, found);
+        }
+        if let Format::Gguf(format) = place.layout.format()
+            && let Some(found) = finite::first_odd_scale(format, &weights)
+        {
+            return refuse("scale of block", place.weights.file, found);
         }
         OwnedMatrix::new(place.layout, weights, scales)
             .map_err(|source| Error::Layout { tensor: spec.name.clone(), source })

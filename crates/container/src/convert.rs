@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use journal::{Destination, Journal, Lock, SourceIdentity};
 pub use space::free_bytes;
+pub(crate) use transcode::check_target;
 
 use crate::listing::read_capped;
 use crate::slab::{Manifest, Parameters};
@@ -381,7 +382,10 @@ fn refuse_full(dir: &Path, plan: &ConvertPlan, journal: &Journal) -> Result<(), 
 fn dense_layout(source: &Checkpoint, spec: &TensorSpec, target: Target) -> Result<MatrixLayout, WriteError> {
     let format = match target {
         _ if spec.rows == 1 || spec.role.keeps_f32() => Format::F32,
-        Target::Format(format) => format,
+        Target::Format(format) => {
+            check_target(&spec.name, format)?;
+            format
+        }
         Target::Keep => source.matrix(spec)?.layout.format(),
     };
     MatrixLayout::new(format, spec.rows, spec.cols).map_err(WriteError::layout(&spec.name))
@@ -397,7 +401,10 @@ fn expert_layouts(
         Ok(source.expert(spec, expert)?.parts.map(|part| part.layout.format()))
     };
     let formats = match target {
-        Target::Format(format) => [format; 3],
+        Target::Format(format) => {
+            check_target(&spec.name(0, Part::Gate), format)?;
+            [format; 3]
+        }
         Target::Keep => {
             let wanted = stored(0)?;
             let text = |f: [Format; 3]| f.map(|f| f.to_string()).join("/");

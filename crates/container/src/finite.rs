@@ -1,6 +1,6 @@
 //! NaN and infinity in stored values, found without decoding them.
 
-use metaltail_quant::Format;
+use metaltail_quant::{Format, GgufFormat};
 
 /// Index and value of the first NaN or infinity of values stored in f32, f16 or bf16; other
 /// formats hold none to look for.
@@ -23,6 +23,16 @@ pub(crate) fn first_odd(format: Format, bytes: &[u8]) -> Option<(usize, f32)> {
     }
 }
 
+/// Number of the block and value of the first scale within GGUF blocks that is NaN or infinite.
+pub(crate) fn first_odd_scale(format: GgufFormat, bytes: &[u8]) -> Option<(usize, f32)> {
+    let blocks = bytes.chunks_exact(format.block_bytes());
+    blocks.enumerate().find_map(|(index, block)| {
+        let scales =
+            format.halves().iter().map(|&at| half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32());
+        scales.into_iter().find(|scale| !scale.is_finite()).map(|scale| (index, scale))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,6 +50,23 @@ mod tests {
             prop_assert_eq!(first_odd(Format::Bf16, &bytes).map(|odd| odd.0), bf16);
             let f32 = bytes.chunks_exact(4).position(|c| !f32::from_le_bytes(c.try_into().unwrap()).is_finite());
             prop_assert_eq!(first_odd(Format::F32, &bytes).map(|odd| odd.0), f32);
+        }
+    }
+
+    #[test]
+    fn a_scale_within_a_block_is_found_by_its_block() {
+        for format in GgufFormat::ALL {
+            let mut bytes = vec![0; 3 * format.block_bytes()];
+            assert_eq!(first_odd_scale(format, &bytes), None);
+            // Codes of any value are no scales.
+            bytes.fill(0x3C);
+            assert_eq!(first_odd_scale(format, &bytes), None);
+            for at in format.halves() {
+                let at = 2 * format.block_bytes() + at;
+                bytes[at..at + 2].copy_from_slice(&0xFC00u16.to_le_bytes());
+                assert_eq!(first_odd_scale(format, &bytes), Some((2, f32::NEG_INFINITY)));
+                bytes[at..at + 2].fill(0);
+            }
         }
     }
 }

@@ -479,6 +479,7 @@ fn stored_as(format: Format, cols: usize) -> Option<(Dtype, usize)> {
         Format::Int8Row => (Dtype::I8, cols),
         Format::Int4Row | Format::Int4Group(_) => (Dtype::U8, cols.div_ceil(2)),
         Format::Fp8Block => (Dtype::F8E4M3, cols),
+        Format::Gguf(format) => (Dtype::U8, format.row_bytes(cols)?),
         _ => return None,
     })
 }

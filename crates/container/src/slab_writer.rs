@@ -370,10 +370,24 @@ pub(crate) fn write_file(
 mod tests {
     use super::*;
     use crate::Role;
+    use metaltail_quant::GgufFormat;
     use proptest::prelude::*;
 
-    const FORMATS: [Format; 5] =
-        [Format::Bf16, Format::Int8Row, Format::Int4Row, Format::Int4Group(64), Format::Fp8Block];
+    const FORMATS: [Format; 7] = [
+        Format::Bf16,
+        Format::Int8Row,
+        Format::Int4Row,
+        Format::Int4Group(64),
+        Format::Fp8Block,
+        Format::Gguf(GgufFormat::Q4_0),
+        Format::Gguf(GgufFormat::Mxfp4),
+    ];
+
+    /// Dimensions that rows of blocks divide, where one of the formats has any.
+    fn whole_blocks(hidden: usize, width: usize, formats: [usize; 3]) -> (usize, usize) {
+        let blocks = formats.iter().any(|format| matches!(FORMATS[*format], Format::Gguf(_)));
+        if blocks { (hidden.next_multiple_of(32), width.next_multiple_of(32)) } else { (hidden, width) }
+    }
 
     fn layer(count: u32, hidden: usize, width: usize) -> ExpertLayerSpec {
         ExpertLayerSpec {
@@ -392,8 +406,9 @@ mod tests {
         #[test]
         fn the_header_places_every_blob_where_the_run_has_it(
             count in 1u32..5, hidden in 1usize..300, width in 1usize..300,
-            gate in 0usize..5, up in 0usize..5, down in 0usize..5,
+            gate in 0usize..7, up in 0usize..7, down in 0usize..7,
         ) {
+            let (hidden, width) = whole_blocks(hidden, width, [gate, up, down]);
             let spec = layer(count, hidden, width);
             let layouts = [(gate, Part::Gate), (up, Part::Up), (down, Part::Down)].map(|(format, part)| {
                 let (rows, cols) = spec.shape(part);
@@ -422,7 +437,8 @@ mod tests {
         }
 
         #[test]
-        fn the_parts_of_a_run_do_not_overlap(hidden in 1usize..200, width in 1usize..200, format in 0usize..5) {
+        fn the_parts_of_a_run_do_not_overlap(hidden in 1usize..200, width in 1usize..200, format in 0usize..7) {
+            let (hidden, width) = whole_blocks(hidden, width, [format; 3]);
             let spec = layer(1, hidden, width);
             let layouts = Part::ALL.map(|part| {
                 let (rows, cols) = spec.shape(part);

@@ -25,7 +25,7 @@ pub use configs::{Like, ParseLikeError, config};
 use stock::{Form, StockPlan};
 use values::Values;
 
-use crate::convert::{OnProgress, Progress, free_bytes, layouts};
+use crate::convert::{OnProgress, Progress, check_target, free_bytes, layouts};
 use crate::slab::Parameters;
 pub use crate::slab_writer::WriteError;
 use crate::slab_writer::directory::NewDirs;
@@ -139,6 +139,7 @@ impl Layouts {
     fn dense(&self, spec: &TensorSpec) -> Result<MatrixLayout, WriteError> {
         let f32 = spec.rows == 1 || spec.role.keeps_f32();
         let format = if f32 { Format::F32 } else { self.options.rest };
+        check_target(&spec.name, format)?;
         MatrixLayout::new(format, spec.rows, spec.cols).map_err(WriteError::layout(&spec.name))
     }
 
@@ -148,6 +149,7 @@ impl Layouts {
             _ if self.odd == Some(spec.layer) => Format::Int8Row,
             _ => self.options.experts,
         };
+        check_target(&spec.name(0, Part::Gate), format)?;
         layouts(spec, [format; 3])
     }
 }

@@ -14,7 +14,7 @@ use metaltail_container::convert::{
 };
 use metaltail_container::synth::{Like, SynthFormat, SynthOptions};
 use metaltail_container::{Checkpoint, Error, Part, Role, TensorSpec};
-use metaltail_quant::{Format, MatrixLayout, OwnedMatrix};
+use metaltail_quant::{Format, GgufFormat, MatrixLayout, OwnedMatrix};
 use model::{Model, contents, part, tiny};
 use tempfile::TempDir;
 
@@ -292,6 +292,21 @@ fn other_parameters_in_the_same_directory_are_refused_by_name() {
     };
     refused(100_000);
     refused(u64::MAX);
+}
+
+#[test]
+fn nothing_is_converted_to_a_gguf_format() {
+    let source = tiny(SynthFormat::Hf);
+    let target = Target::Format(Format::Gguf(GgufFormat::Q4_0));
+    for other in [
+        ConvertOptions { experts: target, ..ConvertOptions::default() },
+        ConvertOptions { rest: target, ..ConvertOptions::default() },
+        ConvertOptions { draft_experts: target, ..ConvertOptions::default() },
+    ] {
+        let refused = ConvertPlan::new(&source.open(), &source.inventory, &other).map(drop);
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("nothing is quantised to Q4_0"), "{message}");
+    }
 }
 
 #[test]

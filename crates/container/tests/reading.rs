@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use metaltail_container::{
     Checkpoint, Draft, Error, ExpertLayerSpec, Inventory, Kind, Part, Role, TensorSpec, inspect, verify,
 };
-use metaltail_quant::{Format, MatrixLayout, MatrixRef, OwnedMatrix, dequantize};
+use metaltail_quant::{Format, GgufFormat, MatrixLayout, MatrixRef, OwnedMatrix, dequantize};
 use support::{colibri_shard, config, hf_shard, inventory, model_dir, stored, values};
 use support_slab::slab_dir;
 
@@ -192,7 +192,8 @@ fn an_ambiguous_matrix_is_int8_unless_stamped_and_that_is_said() {
 #[test]
 fn an_expert_of_a_slab_container_is_one_aligned_run_with_a_checksum() {
     let inventory = inventory(2, true);
-    for format in [Format::Int4Group(32), Format::Int8Row, Format::Bf16] {
+    let gguf = [GgufFormat::Q8_0, GgufFormat::Q5_1, GgufFormat::Mxfp4].map(Format::Gguf);
+    for format in [Format::Int4Group(32), Format::Int8Row, Format::Bf16].into_iter().chain(gguf) {
         let dir = slab_dir(&inventory, format);
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         assert_eq!(checkpoint.kind(), Kind::Slab);

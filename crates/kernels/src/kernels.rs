@@ -57,7 +57,7 @@ impl Kernels {
 
     /// Whether [`Kernels::matmul_q8`] takes matrices of `format`.
     pub fn has_integer_path(format: Format) -> bool {
-        matches!(format, Format::Int8Row | Format::Int4Row | Format::Int4Group(_))
+        matches!(format, Format::Int8Row | Format::Int4Row | Format::Int4Group(_) | Format::Gguf(_))
     }
 
     /// `out[i · out_stride + (r − rows.start)]` = row r of `m` · input i, for r in `rows`, i in 0..n.

@@ -14,6 +14,7 @@ mod kernels;
 mod ops;
 mod pool;
 mod scalar;
+mod scalar_gguf;
 mod simd;
 mod tiles;
 mod tiles_q8;

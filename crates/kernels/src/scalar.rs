@@ -10,6 +10,7 @@ use std::ops::Range;
 use metaltail_quant::{ACTIVATION_BLOCK, Format, MatrixRef, stored_row};
 
 use crate::job::{FloatJob, Q8Job};
+use crate::scalar_gguf;
 
 /// Lanes of the canonical order.
 pub(crate) const LANES: usize = 16;
@@ -71,6 +72,9 @@ fn float_row(m: MatrixRef<'_>, row: usize, stored: &[f32], x: &[f32]) -> f32 {
 
 /// The `f32` path for some rows of a product.
 pub(crate) fn matmul(job: &FloatJob<'_>, rows: Range<usize>) {
+    if let Format::Gguf(format) = job.m.layout().format() {
+        return scalar_gguf::matmul(format, job, rows);
+    }
     let mut stored = vec![0.0; job.m.layout().cols()];
     for row in rows {
         stored_row(job.m, row, &mut stored);
@@ -104,6 +108,9 @@ fn q8_row(m: MatrixRef<'_>, row: usize, stored: &[f32], q: &[i8], scales: &[f32]
 
 /// The integer path for some rows of a product.
 pub(crate) fn matmul_q8(job: &Q8Job<'_>, rows: Range<usize>) {
+    if let Format::Gguf(format) = job.m.layout().format() {
+        return scalar_gguf::matmul_q8(format, job, rows);
+    }
     let mut stored = vec![0.0; job.m.layout().cols()];
     for row in rows {
         stored_row(job.m, row, &mut stored);
@@ -118,6 +125,9 @@ pub(crate) fn matmul_q8(job: &Q8Job<'_>, rows: Range<usize>) {
 
 /// out[c] += Σ x[r] · w[r][c] over `rows`, ascending: each term fma(stored, x · scale, out).
 pub(crate) fn matmul_t(m: MatrixRef<'_>, rows: Range<usize>, x: &[f32], out: &mut [f32]) {
+    if let Format::Gguf(format) = m.layout().format() {
+        return scalar_gguf::matmul_t(format, m, rows, x, out);
+    }
     let mut stored = vec![0.0; m.layout().cols()];
     let span = m.scale_span();
     for (row, x) in rows.zip(x) {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use metaltail_kernels::{Isa, Kernels, Pool};
-use metaltail_quant::{Format, GROUP_SIZES, MatrixLayout, MatrixRef, QuantizedRows, dequantize};
+use metaltail_quant::{Format, GROUP_SIZES, GgufFormat, MatrixLayout, MatrixRef, QuantizedRows, dequantize};
 use proptest::prelude::*;
 
 /// Seeded numbers (a linear congruential generator, upper bits).
@@ -50,6 +50,12 @@ impl Matrix {
             Format::Fp8Block => {
                 weights.extend((0..layout.weight_bytes()).map(|_| numbers.bits() as u8 & 0xF7))
             }
+            Format::Gguf(format) => {
+                weights.extend((0..layout.weight_bytes()).map(|_| numbers.bits() as u8));
+                for block in weights[shift..].chunks_mut(format.block_bytes()) {
+                    moderate(format, block, numbers);
+                }
+            }
             _ => weights.extend((0..layout.weight_bytes()).map(|_| numbers.bits() as u8)),
         }
         let mut scales = vec![0; shift];
@@ -59,6 +65,26 @@ impl Matrix {
 
     fn view(&self) -> MatrixRef<'_> {
         MatrixRef::new(self.layout, &self.weights[self.shift..], &self.scales[self.shift..]).unwrap()
+    }
+}
+
+/// Gives a block of random bytes scales of either sign, so that its values are below 2¹⁰.
+fn moderate(format: GgufFormat, block: &mut [u8], numbers: &mut Numbers) {
+    for at in format.halves() {
+        // Exponents 0 (subnormal), 1, 8 and 9: below 2⁻⁵.
+        let half = numbers.bits() as u16 & 0xA7FF;
+        block[*at..at + 2].copy_from_slice(&half.to_le_bytes());
+    }
+    if format == GgufFormat::Mxfp4 {
+        block[0] = 112 + (numbers.bits() % 16) as u8;
+    }
+}
+
+/// The columns asked for, or as many more as make whole blocks.
+fn whole(format: Format, cols: usize) -> usize {
+    match format {
+        Format::Gguf(format) => cols.next_multiple_of(format.block_values()),
+        _ => cols,
     }
 }
 
@@ -105,7 +131,14 @@ fn any_format() -> impl Strategy<Value = Format> {
         Just(Format::Fp8Block),
         prop::sample::select(&GROUP_SIZES[..]).prop_map(Format::Int4Group),
         prop::sample::select(&GROUP_SIZES[..]).prop_map(Format::Int4Group),
+        any_gguf(),
+        any_gguf(),
+        any_gguf(),
     ]
+}
+
+fn any_gguf() -> impl Strategy<Value = Format> {
+    prop::sample::select(&GgufFormat::ALL[..]).prop_map(Format::Gguf)
 }
 
 proptest! {
@@ -116,7 +149,7 @@ proptest! {
         format in any_format(), rows in 1usize..14, cols in 1usize..400, n in 1usize..10,
         cut in (0usize..14, 0usize..14), shift in 0usize..4, seed in any::<u64>(),
     ) {
-        let mut numbers = Numbers(seed);
+        let (mut numbers, cols) = (Numbers(seed), whole(format, cols));
         let matrix = Matrix::new(format, rows, cols, shift, &mut numbers);
         let x = numbers.floats(n * cols);
         let (a, b) = (cut.0.min(rows), cut.1.min(rows));
@@ -146,7 +179,7 @@ proptest! {
     fn a_row_of_a_batch_has_the_bits_of_the_row_alone(
         format in any_format(), cols in 1usize..200, n in 1usize..10, threads in 1usize..4, seed in any::<u64>(),
     ) {
-        let mut numbers = Numbers(seed);
+        let (mut numbers, cols) = (Numbers(seed), whole(format, cols));
         let rows = 37;
         let matrix = Matrix::new(format, rows, cols, 0, &mut numbers);
         let x = numbers.floats(n * cols);
@@ -171,7 +204,7 @@ proptest! {
     fn products_are_near_those_in_double_precision(
         format in any_format(), rows in 1usize..6, cols in 1usize..300, seed in any::<u64>(),
     ) {
-        let mut numbers = Numbers(seed);
+        let (mut numbers, cols) = (Numbers(seed), whole(format, cols));
         let matrix = Matrix::new(format, rows, cols, 0, &mut numbers);
         let x = numbers.floats(cols);
         let mut plain = vec![0.0; rows * cols];
@@ -189,7 +222,7 @@ proptest! {
         format in any_format(), cols in 1usize..300, seed in any::<u64>(),
     ) {
         prop_assume!(Kernels::has_integer_path(format));
-        let mut numbers = Numbers(seed);
+        let (mut numbers, cols) = (Numbers(seed), whole(format, cols));
         let matrix = Matrix::new(format, 5, cols, 0, &mut numbers);
         let quantized = QuantizedRows::new(&numbers.floats(cols), cols);
         let mut x = vec![0.0; cols];

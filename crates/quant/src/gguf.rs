@@ -141,6 +141,22 @@ impl GgufFormat {
         matches!(self, Q4_1 | Q5_1 | Q2K | Q4K | Q5K)
     }
 
+    /// Where in a block its `f16` scales stand. MXFP4 has none: its scales are always finite.
+    pub const fn halves(self) -> &'static [usize] {
+        match self {
+            GgufFormat::Q8_0
+            | GgufFormat::Q4_0
+            | GgufFormat::Q5_0
+            | GgufFormat::Iq4Nl
+            | GgufFormat::Iq4Xs => &[0],
+            GgufFormat::Q4_1 | GgufFormat::Q5_1 | GgufFormat::Q4K | GgufFormat::Q5K => &[0, 2],
+            GgufFormat::Mxfp4 => &[],
+            GgufFormat::Q2K => &[80, 82],
+            GgufFormat::Q3K => &[108],
+            GgufFormat::Q6K => &[208],
+        }
+    }
+
     /// Bytes of a row of `cols` values; `None` when they are no whole number of blocks.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         if !cols.is_multiple_of(self.block_values()) {

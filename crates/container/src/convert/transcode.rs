@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use metaltail_quant::{Format, MatrixLayout, MatrixRef, dequantize, quantize};
+use metaltail_quant::{Format, MatrixLayout, MatrixRef, QuantizeError, dequantize, quantize};
 
 use crate::slab_writer::WriteError;
 
@@ -14,6 +14,16 @@ struct Band<'s, 'o> {
     source: MatrixRef<'s>,
     weights: &'o mut [u8],
     scales: &'o mut [u8],
+}
+
+/// Refuses, before anything is written, a format that nothing is quantised to.
+pub(crate) fn check_target(tensor: &str, format: Format) -> Result<(), WriteError> {
+    let Format::Gguf(gguf) = format else { return Ok(()) };
+    Err(WriteError::Quantise {
+        tensor: tensor.to_owned(),
+        format: format.to_string(),
+        reason: QuantizeError::NotATarget { format: gguf }.to_string(),
+    })
 }
 
 /// Stores `source` in `format`, filling `weights` and `scales` exactly.

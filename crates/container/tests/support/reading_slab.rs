@@ -95,6 +95,7 @@ fn expert_file(dir: &Path, layer: &ExpertLayerSpec, format: Format) -> ManifestE
                 Format::Int4Row | Format::Int4Group(_) => ("U8", layout.cols().div_ceil(2)),
                 Format::Int8Row => ("I8", layout.cols()),
                 Format::Bf16 => ("BF16", layout.cols()),
+                Format::Gguf(_) => ("U8", layout.row_bytes()),
                 other => panic!("{other} is not built here"),
             };
             shard.tensor(name, dtype, &[layout.rows(), units], weights.clone());

@@ -49,6 +49,24 @@ fn a_scale_of_mxfp4_is_a_power_of_two_and_the_smallest_are_subnormal() {
 }
 
 #[test]
+fn values_are_finite_exactly_where_the_halves_are() {
+    let infinite = 0x7C00u16.to_le_bytes();
+    for format in GgufFormat::ALL {
+        // Every scale 1 (0x3C3C in f16), every small scale something.
+        let block = vec![0x3C; format.block_bytes()];
+        let mut out = vec![0.0; format.block_values()];
+        format.dequantize(&block, &mut out);
+        assert!(out.iter().all(|value| value.is_finite()), "{format}");
+        for at in format.halves() {
+            let mut block = block.clone();
+            block[*at..at + 2].copy_from_slice(&infinite);
+            format.dequantize(&block, &mut out);
+            assert!(out.iter().all(|value| !value.is_finite()), "{format} {at}");
+        }
+    }
+}
+
+#[test]
 fn rows_are_whole_blocks() {
     assert_eq!(GgufFormat::Q5_1.row_bytes(64), Some(48));
     assert_eq!(GgufFormat::Q5_1.row_bytes(33), None);
