@@ -34,6 +34,7 @@ fn every_family_scores_as_the_oracle_does() {
         "mixtral",
         "glm4_moe",
         "gpt_oss",
+        "gpt_oss_mxfp4",
         "minimax_m2",
     ] {
         let (model, oracle) = oracle(family);

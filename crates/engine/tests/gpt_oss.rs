@@ -13,8 +13,15 @@ use metaltail_store::{Direct, Io};
 use sequences::Sequences;
 use synthetic::{random_ids, settings};
 
+/// The form of transformers, and that of the published checkpoints.
+const FORMS: [&str; 2] = ["gpt_oss", "gpt_oss_mxfp4"];
+
+fn form(name: &str) -> PathBuf {
+    common::root().join("fixtures/oracles").join(name)
+}
+
 fn oracle() -> PathBuf {
-    common::root().join("fixtures/oracles/gpt_oss")
+    form(FORMS[0])
 }
 
 /// Longer than three windows.
@@ -51,8 +58,8 @@ fn io_ways() -> Vec<Io> {
 
 #[test]
 fn caps_loaders_threads_and_ways_to_read_change_no_bit() {
-    let whole = bits(&oracle(), &settings(), &[]);
-    for io in io_ways() {
+    for (path, io) in FORMS.iter().flat_map(|name| io_ways().into_iter().map(|io| (form(name), io))) {
+        let whole = bits(&path, &settings(), &[]);
         for (cap, loaders, threads, chunk, prefetch) in [
             (0, 1, 1, None, false),
             (1, 4, 2, Some(4096), false),
@@ -69,7 +76,8 @@ fn caps_loaders_threads_and_ways_to_read_change_no_bit() {
                 direct: Direct::Off,
                 ..settings()
             };
-            assert!(bits(&oracle(), &options, &[]) == whole, "{io:?}, cap {cap}, {loaders} loaders");
+            let same = bits(&path, &options, &[]) == whole;
+            assert!(same, "{}, {io:?}, cap {cap}, {loaders} loaders", path.display());
         }
     }
 }
@@ -132,12 +140,14 @@ fn a_layer_with_a_window_sees_the_window_and_nothing_before_it() {
 /// Copies for the repack are charged: a copy of an expert for each loader and one more.
 #[test]
 fn the_memory_of_the_repack_is_charged() {
-    let scratch = |loaders| {
-        let engine = common::open(&oracle(), &EngineOptions { loaders: Some(loaders), ..settings() });
+    let scratch = |name: &str, loaders| {
+        let engine = common::open(&form(name), &EngineOptions { loaders: Some(loaders), ..settings() });
         let terms = &engine.budget().terms;
         terms.iter().find(|term| term.name == "scratch").unwrap().bytes
     };
-    // 2 × 64 × 64 of gate and up, 64 × 64 of down, in bf16.
-    let expert = 3 * 64 * 64 * 2;
-    assert_eq!(scratch(5) - scratch(2), 3 * expert);
+    // Gate, up and down of 64 × 64 numbers: in bf16, and in blocks of 32 that take 17 bytes.
+    for (name, number) in FORMS.into_iter().zip([2.0, 17.0 / 32.0]) {
+        let expert = (3.0 * 64.0 * 64.0 * number) as u64;
+        assert_eq!(scratch(name, 5) - scratch(name, 2), 3 * expert, "{name}");
+    }
 }

@@ -346,7 +346,7 @@ fn the_projects_own_configurations_are_accepted() {
     let oracles = std::fs::read_dir(root.join("fixtures/oracles")).unwrap();
     let mut files: Vec<_> = oracles.map(|entry| entry.unwrap().path().join("config.json")).collect();
     files.retain(|file| file.exists());
-    assert!(files.len() >= 10, "the oracles are not there");
+    assert!(files.len() >= 11, "the oracles are not there");
     files.push(root.join("models/hummingbird-56m/config.json"));
     for file in files {
         let config = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
