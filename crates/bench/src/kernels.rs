@@ -186,7 +186,7 @@ fn pass(arm: &mut Arm, experts: &[Expert], options: &KernelOptions) -> Option<f6
         let tasks: Vec<ExpertTask<'_>> = group
             .iter()
             .zip(&pairs)
-            .map(|(expert, pairs)| ExpertTask { weights: expert.weights(), pairs })
+            .map(|(expert, pairs)| ExpertTask::new(expert.weights(), pairs))
             .collect();
         arm.compute.begin(&x, options.hidden, options.top_k).ok()?;
         arm.compute.submit(&tasks).ok()?;

@@ -35,9 +35,12 @@ fn one_object_says_what_each_container_holds() {
 /// Families name their tensors differently; what is said of them is the same.
 #[test]
 fn families_are_shown_before_and_after_conversion() {
-    for (family, sparse, experts, draft) in
-        [("mixtral", 4, 4, false), ("glm4_moe", 3, 8, true), ("minimax_m2", 4, 8, false)]
-    {
+    for (family, sparse, experts, draft) in [
+        ("mixtral", 4, 4, false),
+        ("glm4_moe", 3, 8, true),
+        ("minimax_m2", 4, 8, false),
+        ("gpt_oss", 4, 8, false),
+    ] {
         let (model, _) = models::oracle(family);
         let dir = tempfile::tempdir().unwrap();
         let source = model.to_str().unwrap();

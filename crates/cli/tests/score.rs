@@ -33,6 +33,8 @@ fn every_family_scores_as_the_oracle_does() {
         "qwen3_moe",
         "mixtral",
         "glm4_moe",
+        "gpt_oss",
+        "gpt_oss_mxfp4",
         "minimax_m2",
     ] {
         let (model, oracle) = oracle(family);

@@ -248,7 +248,8 @@ impl Checkpoint {
         let layers = inventory.draft_layers();
         let dense = inventory.tensors.iter().filter(|spec| is_draft(spec, &layers));
         let experts = inventory.experts.iter().filter(|layer| layer.draft);
-        let names = dense.map(|spec| spec.name.clone()).chain(experts.flat_map(expert_names));
+        let names =
+            dense.map(|spec| spec.name.clone()).chain(experts.flat_map(|layer| self.expert_names(layer)));
         let (mut present, mut wanted, mut missing) = (0, 0, Vec::new());
         for name in names {
             wanted += 1;
@@ -365,8 +366,19 @@ impl Checkpoint {
                 counted.formats.insert(format);
             }
         }
+        if let Some(stack) = self.stack(layer) {
+            claimed = stack.tensors().len();
+        }
         census.layers.push(counted);
         Ok(claimed)
+    }
+
+    /// Canonical names of all tensors of a layer's experts, as this directory stores them.
+    fn expert_names(&self, layer: &ExpertLayerSpec) -> Vec<String> {
+        if let Some(stack) = self.stack(layer) {
+            return stack.tensors();
+        }
+        (0..layer.count).flat_map(|expert| Part::ALL.map(|part| layer.name(expert, part))).collect()
     }
 
     /// Refuses a directory that lacks tensors which the model cannot do without.
@@ -399,7 +411,7 @@ impl Checkpoint {
             need(spec.layer, spec.name.clone());
         }
         for layer in inventory.experts.iter().filter(|layer| !layer.draft) {
-            expert_names(layer).for_each(|name| need(Some(layer.layer), name));
+            self.expert_names(layer).into_iter().for_each(|name| need(Some(layer.layer), name));
         }
         if missing.absent == 0 {
             return Ok(());
@@ -407,11 +419,6 @@ impl Checkpoint {
         missing.layers = layers.into_values().filter(|gap| gap.absent > 0).collect();
         Err(Error::Incomplete(Box::new(missing)))
     }
-}
-
-/// Canonical names of all matrices of a layer's experts.
-fn expert_names(layer: &ExpertLayerSpec) -> impl Iterator<Item = String> + '_ {
-    (0..layer.count).flat_map(|expert| Part::ALL.map(|part| layer.name(expert, part)))
 }
 
 impl Census {

@@ -26,6 +26,7 @@ use crate::inventory::{ExpertLayerSpec, Role, TensorSpec};
 use crate::listing::{Listing, open_plain, read_capped, read_object};
 use crate::place::{ExpertPlace, Extent, MatrixPlace};
 use crate::slab::{self, Checksum, Manifest, SCALES_SUFFIX};
+use crate::stacked::Stack;
 
 /// Longest single read, in bytes, so that a failed one names its offset closely.
 const READ_CHUNK: usize = 1 << 30;
@@ -409,6 +410,11 @@ impl Checkpoint {
             return Err(Error::NoSuchExpert { layer: layer.layer, expert, count: layer.count });
         }
         self.detail.expert(layer, expert, &|text| self.notice(text))
+    }
+
+    /// The tensors that all experts of a layer share, where they do.
+    pub(crate) fn stack<'l>(&self, layer: &'l ExpertLayerSpec) -> Option<Stack<'l>> {
+        self.detail.stack(layer)
     }
 
     /// Reads bytes of one file into `out`, whose length counts (not [`Extent::len`]).

@@ -11,6 +11,7 @@ use crate::index::TensorIndex;
 use crate::inventory::{ExpertLayerSpec, Part};
 use crate::place::{ExpertPlace, Extent, MatrixPlace, PartPlace, RunOffset};
 use crate::slab::{self, Manifest, Slab};
+use crate::stacked::Stack;
 
 /// The tensors of a model, by the kind of its files.
 #[derive(Debug)]
@@ -110,6 +111,14 @@ impl Detail {
         }
     }
 
+    /// The tensors that all experts of a layer share, where they do.
+    pub(crate) fn stack<'l>(&self, layer: &'l ExpertLayerSpec) -> Option<Stack<'l>> {
+        match self {
+            Detail::Hf(index) => Stack::of(index, layer),
+            Detail::Colibri(..) | Detail::Slab(..) | Detail::Gguf(_) => None,
+        }
+    }
+
     /// The runs of one expert, whose matrices were located.
     pub(crate) fn expert(
         &self,
@@ -117,6 +126,9 @@ impl Detail {
         expert: u32,
         notice: &dyn Fn(String),
     ) -> Result<ExpertPlace, Error> {
+        if let (Detail::Hf(index), Some(stack)) = (self, self.stack(layer)) {
+            return stack.expert(index, expert);
+        }
         let part = |part: Part| self.locate(&layer.name(expert, part), layer.shape(part), notice);
         let parts = [part(Part::Gate)?, part(Part::Up)?, part(Part::Down)?];
         match self {
@@ -151,5 +163,5 @@ fn join_runs(parts: [MatrixPlace; 3]) -> ExpertPlace {
         weights: within(place.weights),
         scales: place.scales.map(within),
     });
-    ExpertPlace { runs, parts, checksum: None }
+    ExpertPlace { runs, parts, checksum: None, repack: None }
 }

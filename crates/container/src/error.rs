@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::census::Missing;
 use crate::gguf::GgufError;
 use crate::header::{Dtype, HeaderError};
+use crate::repack::RepackError;
 use crate::slab::{Checksum, ManifestError};
 
 /// A refusal, or a failed read, of a model directory.
@@ -409,6 +410,14 @@ pub enum Error {
         rows: usize,
         /// Columns.
         cols: usize,
+    },
+    /// Experts that cannot be made of how they are stored.
+    #[error("the experts in {tensor} cannot be made into matrices")]
+    Repack {
+        /// Names of the tensors.
+        tensor: String,
+        /// Why.
+        source: RepackError,
     },
     /// An expert number that the layer does not have.
     #[error("layer {layer} has {count} experts, there is no expert {expert}")]

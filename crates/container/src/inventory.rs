@@ -75,6 +75,19 @@ impl Part {
     pub const ALL: [Part; 3] = [Part::Gate, Part::Up, Part::Down];
 }
 
+/// Names of tensors that hold a matrix of all experts of a layer, after [`ExpertLayerSpec::prefix`].
+///
+/// Two forms are read. Plain numbers: `GATE_UP` `[experts, hidden, 2 · width]` with gate and up in turn, and `DOWN`
+/// `[experts, width, hidden]`, inputs before outputs. MXFP4: `GATE_UP_blocks`, `GATE_UP_scales`, `DOWN_blocks` and
+/// `DOWN_scales`, outputs before inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StackedNames {
+    /// Gate and up.
+    pub gate_up: &'static str,
+    /// Down.
+    pub down: &'static str,
+}
+
 /// The routed experts of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertLayerSpec {
@@ -92,6 +105,9 @@ pub struct ExpertLayerSpec {
     pub prefix: String,
     /// Names after the number for gate, up, down, e.g. `.gate_proj.weight`.
     pub suffixes: [&'static str; 3],
+    /// Names of the tensors of all experts, where the family's Hugging Face checkpoints have those instead. Other
+    /// containers have a tensor a matrix.
+    pub stacked: Option<StackedNames>,
 }
 
 impl ExpertLayerSpec {

@@ -2,6 +2,8 @@
 
 use metaltail_quant::MatrixLayout;
 
+use crate::repack::Repack;
+
 /// A run of bytes in one of a checkpoint's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
@@ -47,13 +49,15 @@ pub struct PartPlace {
 /// One expert on disk: the runs to read and where its matrices lie in them.
 ///
 /// Adjacent byte ranges are joined: a slab container has one run an expert,
-/// a colibrì directory two (weights, scales), a Hugging Face checkpoint one to three.
+/// a colibrì directory two (weights, scales), a Hugging Face checkpoint one to four.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertPlace {
     /// Runs to read, each one read.
     pub runs: Vec<Extent>,
-    /// Gate, up, down.
+    /// Gate, up, down: in the runs or, where there is a repack, in its result.
     pub parts: [PartPlace; 3],
     /// XXH3-64 of the runs' bytes in order, where the container carries one.
     pub checksum: Option<u64>,
+    /// What makes gate, up and down of the runs' bytes, where they are not stored as kernels read them.
+    pub repack: Option<Box<Repack>>,
 }

@@ -425,6 +425,7 @@ impl Slab {
             runs: vec![run],
             parts: [place_in_run(Part::Gate)?, place_in_run(Part::Up)?, place_in_run(Part::Down)?],
             checksum: Some(checksum.0),
+            repack: None,
         })
     }
 

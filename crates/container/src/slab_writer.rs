@@ -398,6 +398,7 @@ mod tests {
             draft: false,
             prefix: "e.".to_owned(),
             suffixes: [".gate", ".up", ".down"],
+            stacked: None,
         }
     }
 

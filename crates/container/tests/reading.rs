@@ -367,6 +367,7 @@ fn the_oracle_checkpoints_are_read() {
             draft: false,
             prefix: format!("model.layers.{layer}.mlp.experts."),
             suffixes: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
+            stacked: None,
         };
         let inventory = Inventory {
             family: name.to_owned(),

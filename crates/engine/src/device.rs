@@ -10,6 +10,7 @@ use std::str::FromStr;
 
 use metaltail_device::residency::{KeepAliveTimes, Mode, ResidencyStats, SlabAllocation};
 use metaltail_device::sim::Profile;
+use metaltail_model::{Model, Plan};
 
 pub use limits::{AcceleratorFacts, accelerator_facts};
 pub(crate) use open::{Device, Processor};
@@ -73,6 +74,16 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
+    /// The options for a model: the processor, and why, where no accelerator computes any of it.
+    pub fn for_plan(&self, plan: &Plan) -> (DeviceOptions, Option<&'static str>) {
+        match Model::experts_need_the_processor(plan) {
+            Some(reason) if self.kind != DeviceKind::Cpu => {
+                (DeviceOptions { kind: DeviceKind::Cpu, ..self.clone() }, Some(reason))
+            }
+            _ => (self.clone(), None),
+        }
+    }
+
     /// The machine that a simulated accelerator is.
     pub(crate) fn machine(&self) -> Profile {
         self.profile.clone().unwrap_or_else(Profile::m5max)

@@ -1,6 +1,6 @@
 //! What a model needs besides experts, and the budget that follows.
 
-use metaltail_container::{Checkpoint, ExpertPlace, Inventory, Role, TensorSpec};
+use metaltail_container::{Checkpoint, ExpertPlace, Inventory, Repack, Role, TensorSpec};
 use metaltail_kernels::{MOST_INTERMEDIATE, default_threads};
 use metaltail_model::{AttentionPlan, FfnPlan, KvCache, LayerPlan, Model, Plan};
 use metaltail_store::budget::term;
@@ -101,8 +101,11 @@ impl Demand {
         chunk: usize,
         threads: usize,
     ) -> Demand {
-        let experts: u64 = inventory.experts.iter().map(|layer| u64::from(layer.count)).sum();
-        let places = experts.saturating_mul(size_of::<ExpertPlace>() as u64 + 256);
+        let places = inventory.experts.iter().fold(0u64, |sum, layer| {
+            let repack = if layer.stacked.is_some() { size_of::<Repack>() } else { 0 };
+            let bytes = size_of::<ExpertPlace>() as u64 + 256 + repack as u64;
+            sum.saturating_add(bytes.saturating_mul(u64::from(layer.count)))
+        });
         Demand {
             dense: 0,
             tied: 0,
@@ -139,6 +142,11 @@ fn scratch(plan: &Plan, context: usize, chunk: usize, threads: usize) -> u64 {
     // Logits of the few rows that are held at a time.
     let logits = (plan.vocab as u64).saturating_mul(16);
     4u64.saturating_mul(rows.saturating_add(selected).saturating_add(scores).saturating_add(logits))
+}
+
+/// What loaders take to repack experts: a copy of one for each of them, and one for an io_uring's thread in need.
+fn repack_scratch(geometry: &Geometry, loaders: usize) -> u64 {
+    geometry.largest_repacked().saturating_mul(loaders as u64 + 1)
 }
 
 /// What an accelerator takes beside [`scratch`]: its buffers of attention and feed-forward last side by side, and
@@ -233,7 +241,8 @@ pub fn settle<E: From<EngineError>>(
 ) -> Result<Settled, E> {
     let machine = Machine::probe()
         .map_err(|error| EngineError::Setting(format!("cannot read the machine's memory: {error}")))?;
-    let device = accelerator_facts(&options.device)?.map(|facts| facts.limit());
+    let (chosen, _) = options.device.for_plan(plan);
+    let device = accelerator_facts(&chosen)?.map(|facts| facts.limit());
     let threads = options.threads.unwrap_or_else(default_threads).max(1);
     let loaders = options.loaders.unwrap_or_else(StoreConfig::default_loaders);
     if loaders == 0 {
@@ -243,8 +252,9 @@ pub fn settle<E: From<EngineError>>(
     let mut context = most;
     loop {
         let prefill_chunk = options.prefill_chunk.unwrap_or(DEFAULT_PREFILL_CHUNK).clamp(1, context);
-        let demand =
-            demand(context, prefill_chunk, threads)?.on(options.device.kind, plan, (context, prefill_chunk));
+        let mut demand =
+            demand(context, prefill_chunk, threads)?.on(chosen.kind, plan, (context, prefill_chunk));
+        demand.scratch = demand.scratch.saturating_add(repack_scratch(geometry, loaders));
         let staging = if options.prefetch.unwrap_or(true) { staging(plan) } else { 0 };
         let wanted = Wanted { cap: options.cap, in_flight: None, loaders, staging };
         let fitted = budget(&machine, options.ram, device, &demand).and_then(|mut budget| {

@@ -110,6 +110,7 @@ impl Engine {
         progress: &dyn Fn(u64, u64),
     ) -> Result<Engine, EngineError> {
         let found = Found::open(dir, options, &telemetry)?;
+        let options = &on_a_device_that_can(options, &found.plan, &telemetry);
         let mut settled = found.settle(options, &telemetry)?;
         let policy = options.policy.unwrap_or(DEFAULT_POLICY);
         // A cap is a demand of each layer; the budget alone is shared by all.
@@ -215,6 +216,18 @@ impl Settings<'_> {
             slab_allocation: self.options.device.slabs.name(),
         }
     }
+}
+
+/// The options with the processor in place of an accelerator that computes nothing of this model, which is said.
+fn on_a_device_that_can(options: &EngineOptions, plan: &Plan, telemetry: &Telemetry) -> EngineOptions {
+    let (device, reason) = options.device.for_plan(plan);
+    if let Some(reason) = reason {
+        let asked = options.device.kind;
+        telemetry.notice(&format!(
+            "--device {asked} computes nothing of this model, the processor all of it: no device has {reason}"
+        ));
+    }
+    EngineOptions { device, ..options.clone() }
 }
 
 /// The accelerator that takes the dense weights; none where it computes the experts alone, which is said.

@@ -276,3 +276,22 @@ fn tiny() -> &'static Path {
     static MODEL: std::sync::OnceLock<Synthetic> = std::sync::OnceLock::new();
     MODEL.get_or_init(Synthetic::tiny).path()
 }
+
+/// A model of which a device computes nothing runs on the processor as if no device had been asked for, and that is
+/// said once.
+#[test]
+fn a_model_whose_experts_no_device_computes_stays_with_the_processor_and_is_told() {
+    let path = family("gpt_oss");
+    let heard = Arc::new(Router::default());
+    let telemetry =
+        Arc::new(metaltail_engine::telemetry::Telemetry::new(vec![heard.clone() as Arc<dyn Listener>]));
+    let device = Engine::open(&path, &on_sim(exact()), telemetry, &|_, _| {}).unwrap();
+    assert_same_bits(&common::open(&path, &exact()), &device, "gpt_oss");
+    assert_eq!(device.resolved().device, "cpu");
+    assert!(device.device_figures().is_none());
+    let notices = heard.notices();
+    let told =
+        notices.iter().filter(|text| text.contains("--device sim") && text.contains("experts with biases"));
+    assert_eq!(told.count(), 1, "{notices:?}");
+    assert_eq!(notices.iter().filter(|text| text.contains("--device")).count(), 1, "{notices:?}");
+}

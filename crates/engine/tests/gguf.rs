@@ -15,12 +15,13 @@ use metaltail_model::{CancelFlag, MlaForm, Plan};
 use metaltail_store::Direct;
 
 /// Families whose oracle was written to GGUF.
-const FAMILIES: [&str; 9] = [
+const FAMILIES: [&str; 10] = [
     "deepseek_v3",
     "deepseek_v3_noqlora",
     "glm4_moe",
     "glm_moe_dsa",
     "glm_moe_dsa_dense_ctx",
+    "gpt_oss",
     "minimax_m2",
     "mixtral",
     "olmoe",

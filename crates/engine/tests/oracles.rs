@@ -65,6 +65,16 @@ fn minimax_m2_agrees_with_norms_over_whole_projections() {
 }
 
 #[test]
+fn gpt_oss_agrees_with_sinks_windows_and_stacked_experts() {
+    agrees_with_the_oracle("gpt_oss", MlaForm::Absorbed);
+}
+
+#[test]
+fn gpt_oss_agrees_in_its_published_form() {
+    agrees_with_the_oracle("gpt_oss_mxfp4", MlaForm::Absorbed);
+}
+
+#[test]
 fn an_oracle_with_another_answer_is_noticed() {
     // The comparison itself can fail: one token later, every other answer is wrong.
     let dir = root().join("fixtures/oracles/glm_moe_dsa");

@@ -10,6 +10,7 @@ mod op;
 
 use metaltail_quant::{MatrixLayout, MatrixRef};
 
+use crate::Activation;
 use crate::experts::{ComputeError, ExpertTask, check_shapes};
 
 pub use experts::AcceleratorExperts;
@@ -115,8 +116,18 @@ pub trait Accelerator: Send {
     fn wait(&mut self) -> Result<(), ComputeError>;
 }
 
+/// Refuses what no accelerator computes: an engine leaves such a model to the processor.
+fn refuse_processor_only(number: usize, task: &ExpertTask<'_>) -> Result<(), ComputeError> {
+    let what = match (&task.biases, task.activation) {
+        (None, Activation::SwiGlu) => return Ok(()),
+        (Some(_), _) => "biases",
+        (None, Activation::ClampedSwiGlu { .. }) => "a clamped activation",
+    };
+    Err(ComputeError::ProcessorOnly { what, task: number })
+}
+
 impl ExpertRows {
-    /// Checks tasks: shapes, rows that there are, results that no two pairs share.
+    /// Checks tasks: shapes, the usual activation without biases, rows that there are, results that no two pairs share.
     ///
     /// # Errors
     /// The first that does not fit.
@@ -124,6 +135,7 @@ impl ExpertRows {
         let mut taken = vec![false; self.outputs];
         for (number, task) in tasks.iter().enumerate() {
             check_shapes(number, &task.weights, self.hidden, task.weights.gate.layout().rows())?;
+            refuse_processor_only(number, task)?;
             for &(input, output) in task.pairs {
                 let row = |what, row, rows| ComputeError::Row { what, task: number, row, rows };
                 if input as usize >= self.inputs {

@@ -1,4 +1,4 @@
-//! Expert blocks: down(silu(gate x) · up x) for the experts of one layer of one step.
+//! Expert blocks: down(join(gate x, up x)) for the experts of one layer of one step, with biases where there are any.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::accelerator::Accelerator;
 use crate::job::{FloatRows, Job, OutGrid, RowMap, rows_per_task};
-use crate::{Kernels, Pool, silu_mul_in_place};
+use crate::{Activation, Kernels, Pool};
 
 /// The three matrices of one expert: gate and up are inner × hidden, down is hidden × inner.
 #[derive(Clone, Copy, Debug)]
@@ -21,13 +21,35 @@ pub struct ExpertWeights<'a> {
     pub down: MatrixRef<'a>,
 }
 
+/// What one expert adds to its three products: a number for each row of the matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertBiases<'a> {
+    /// Of the gate projection: inner numbers.
+    pub gate: &'a [f32],
+    /// Of the up projection: inner numbers.
+    pub up: &'a [f32],
+    /// Of the down projection: hidden numbers.
+    pub down: &'a [f32],
+}
+
 /// One expert and the rows of the step that chose it.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertTask<'a> {
     /// The expert.
     pub weights: ExpertWeights<'a>,
+    /// What is added to its products; resident, no part of what the store reads.
+    pub biases: Option<ExpertBiases<'a>>,
+    /// How gate and up products are joined.
+    pub activation: Activation,
     /// (row of the activations, row of the outputs).
     pub pairs: &'a [(u32, u32)],
+}
+
+impl<'a> ExpertTask<'a> {
+    /// An expert of most models: silu(gate x) · up x between its products, and no biases.
+    pub fn new(weights: ExpertWeights<'a>, pairs: &'a [(u32, u32)]) -> ExpertTask<'a> {
+        ExpertTask { weights, biases: None, activation: Activation::SwiGlu, pairs }
+    }
 }
 
 /// Whether the weights of a submit are still in use.
@@ -68,6 +90,26 @@ pub enum ComputeError {
         wanted_rows: usize,
         /// Columns that fit.
         wanted_cols: usize,
+    },
+    /// A bias has another length than its matrix has rows.
+    #[error("the bias of the {matrix} projection of task {task} has {got} numbers, wanted {wanted}")]
+    Bias {
+        /// Which of the three.
+        matrix: &'static str,
+        /// Number of the task in its submit.
+        task: usize,
+        /// Numbers given.
+        got: usize,
+        /// Rows of the matrix.
+        wanted: usize,
+    },
+    /// An expert that accelerators do not compute.
+    #[error("task {task} asks an accelerator for experts with {what}, which only the processor computes")]
+    ProcessorOnly {
+        /// `biases` or `a clamped activation`.
+        what: &'static str,
+        /// Number of the task in its submit.
+        task: usize,
     },
     /// A pair names a row that the pass does not have.
     #[error("task {task} names {what} row {row}, but this pass has {rows}")]
@@ -174,7 +216,7 @@ pub struct CpuExperts {
     /// One number for each output row: whether a task has named it.
     taken: Vec<bool>,
     outputs: Vec<f32>,
-    /// Gate products, then silu(gate) · up; task after task, pairs × inner each.
+    /// Gate products, then those joined with up; task after task, pairs × inner each.
     gates: Vec<f32>,
     ups: Vec<f32>,
     /// Intermediates of each task, quantised.
@@ -227,6 +269,7 @@ impl CpuExperts {
         for (number, task) in tasks.iter().enumerate() {
             let inner = task.weights.gate.layout().rows();
             check_shapes(number, &task.weights, self.hidden, inner)?;
+            check_biases(number, task, self.hidden, inner)?;
             let too_large = || ComputeError::TooLarge { rows: task.pairs.len(), width: inner };
             let size = task.pairs.len().checked_mul(inner).ok_or_else(too_large)?;
             placed.push(Placed { task, inner, offset });
@@ -284,7 +327,7 @@ impl CpuExperts {
         }
     }
 
-    /// One parallel region: gates = silu(gate x) · (up x).
+    /// One parallel region: gates = gate x joined with up x.
     fn gate_and_up(&mut self, placed: &[Placed<'_>]) {
         self.cut(placed, |w| {
             (w.gate.layout().rows(), w.gate.layout().row_bytes() + w.up.layout().row_bytes())
@@ -301,7 +344,12 @@ impl CpuExperts {
             self.rows_of(p.task.weights.up, &up, p.task.pairs, rows.clone());
             for pair in 0..p.task.pairs.len() {
                 // SAFETY: these columns of this task's rows belong to this piece alone.
-                unsafe { silu_mul_in_place(gate.slice(pair, rows.clone()), up.slice(pair, rows.clone())) };
+                let (gate, up) = unsafe { (gate.slice(pair, rows.clone()), up.slice(pair, rows.clone())) };
+                if let Some(biases) = &p.task.biases {
+                    add(gate, &biases.gate[rows.clone()]);
+                    add(up, &biases.up[rows.clone()]);
+                }
+                p.task.activation.join_in_place(gate, up);
             }
         });
         (self.gates, self.ups) = (gates, ups);
@@ -353,9 +401,21 @@ impl CpuExperts {
                 let x = FloatRows::new(&self.gates[p.offset..p.offset + p.len()], p.inner);
                 self.kernels.float_rows(&Job { m, first: 0, x, n, x_rows, out, out_rows }, rows.clone());
             }
+            if let Some(biases) = &p.task.biases {
+                for pair in 0..n {
+                    // SAFETY: these columns of this task's output rows belong to this piece alone.
+                    let out = unsafe { out.slice(out_rows.at(pair), rows.clone()) };
+                    add(out, &biases.down[rows.clone()]);
+                }
+            }
         });
         self.outputs = outputs;
     }
+}
+
+/// Adds a bias to products.
+fn add(products: &mut [f32], bias: &[f32]) {
+    products.iter_mut().zip(bias).for_each(|(product, bias)| *product += bias);
 }
 
 /// Does `work` on `count` items (or as many as there are) of `items` on the pool's threads.
@@ -387,6 +447,15 @@ pub(crate) fn check_shapes(
         }
     }
     Ok(())
+}
+
+fn check_biases(task: usize, of: &ExpertTask<'_>, hidden: usize, inner: usize) -> Result<(), ComputeError> {
+    let Some(biases) = &of.biases else { return Ok(()) };
+    let all = [("gate", biases.gate, inner), ("up", biases.up, inner), ("down", biases.down, hidden)];
+    match all.into_iter().find(|(_, bias, wanted)| bias.len() != *wanted) {
+        Some((matrix, bias, wanted)) => Err(ComputeError::Bias { matrix, task, got: bias.len(), wanted }),
+        None => Ok(()),
+    }
 }
 
 impl ExpertCompute for CpuExperts {

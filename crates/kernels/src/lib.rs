@@ -4,6 +4,7 @@
 //! bits on every instruction set, in any batch and on any number of threads.
 
 mod accelerator;
+mod activation;
 mod chunks;
 mod cores;
 mod experts;
@@ -31,8 +32,11 @@ pub use accelerator::{
     Accelerator, AcceleratorExperts, Attend, Buffer, Combine, ExpertRows, Extent, Footprint, HeldMatrix,
     Lists, MOST_INTERMEDIATE, Op, Order, Rope, Route, Rows, Select, View,
 };
+pub use activation::Activation;
 pub use cores::default_threads;
-pub use experts::{Completion, ComputeError, CpuExperts, ExpertCompute, ExpertTask, ExpertWeights, Numerics};
+pub use experts::{
+    Completion, ComputeError, CpuExperts, ExpertBiases, ExpertCompute, ExpertTask, ExpertWeights, Numerics,
+};
 pub use isa::{Isa, UnsupportedIsa};
 pub use kernels::Kernels;
 pub use ops::{

@@ -9,7 +9,7 @@ mod step;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use metaltail_kernels::{Accelerator, Buffer, ExpertCompute, HeldMatrix, Op, Order};
+use metaltail_kernels::{Accelerator, Activation, Buffer, ExpertCompute, HeldMatrix, Op, Order};
 use metaltail_store::LayerExperts;
 
 use crate::error::ModelError;
@@ -17,7 +17,7 @@ use crate::ffn::Experts;
 use crate::kv::KvCache;
 use crate::load::Loader;
 use crate::observer::ModelObserver;
-use crate::plan::{AttentionPlan, KvExpansion, MlaForm, Plan};
+use crate::plan::{AttentionPlan, KvExpansion, LayerPlan, MlaForm, Plan};
 use crate::step::{CancelFlag, Row};
 
 use attention::Rotations;
@@ -40,7 +40,9 @@ pub(crate) struct Body {
 
 /// Why a plan's dense part cannot be computed on an accelerator; `None` where it can.
 pub(crate) fn unsupported(plan: &Plan) -> Option<&'static str> {
+    let router_bias = |layer: &LayerPlan| layer.moe().is_some_and(|moe| moe.router.bias);
     plan.layers.iter().find_map(|layer| match &layer.attention {
+        AttentionPlan::Mla(_) if router_bias(layer) => Some("router with a bias of its logits"),
         AttentionPlan::Mla(mla) if mla.form == MlaForm::Absorbed && mla.expansion == KvExpansion::Joint => {
             None
         }
@@ -49,6 +51,15 @@ pub(crate) fn unsupported(plan: &Plan) -> Option<&'static str> {
         }
         AttentionPlan::Mla(_) => Some("attention with rebuilt keys and values"),
         AttentionPlan::Gqa(_) => Some("grouped-query attention"),
+    })
+}
+
+/// Why a plan's experts cannot be computed on an accelerator; `None` where they can.
+pub(crate) fn unsupported_experts(plan: &Plan) -> Option<&'static str> {
+    plan.layers.iter().filter_map(LayerPlan::moe).find_map(|moe| match moe.activation {
+        _ if moe.expert_biases.is_some() => Some("experts with biases"),
+        Activation::SwiGlu => None,
+        Activation::ClampedSwiGlu { .. } => Some("experts with a clamped activation"),
     })
 }
 

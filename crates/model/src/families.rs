@@ -3,6 +3,7 @@
 mod deepseek;
 mod glm;
 mod glm4;
+mod gpt_oss;
 mod gqa;
 mod minimax;
 
@@ -23,6 +24,7 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "deepseek_v3", plan: deepseek::plan },
     Family { name: "glm4_moe", plan: glm4::plan },
     Family { name: "glm_moe_dsa", plan: glm::plan },
+    Family { name: "gpt_oss", plan: gpt_oss::plan },
     Family { name: "minimax_m2", plan: minimax::plan },
     Family { name: "mixtral", plan: gqa::mixtral },
     Family { name: "olmoe", plan: gqa::olmoe },
@@ -64,6 +66,11 @@ impl Common {
         refuse_windows(config)?;
         refuse_other_quantization(config)?;
         config.refuse_unless(!config.flag_or("mlp_bias", false)?, "mlp_bias true")?;
+        Common::dimensions(config)
+    }
+
+    /// The numbers alone, for a family with refusals of its own.
+    fn dimensions(config: &ConfigReader<'_>) -> Result<Common, ConfigError> {
         let eps = config.number_or("rms_norm_eps", 1e-5)?;
         config.refuse_unless((0.0..1.0).contains(&eps), format!("rms_norm_eps {eps}"))?;
         Ok(Common {

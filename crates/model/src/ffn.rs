@@ -1,6 +1,7 @@
 //! Feed-forward parts.
 
 pub(crate) mod ahead;
+mod biases;
 mod dense;
 mod moe;
 mod routed;

@@ -31,7 +31,7 @@ pub use kv::{KvCache, Stream};
 pub use model::{LoadOptions, Model, expert_places};
 pub use observer::{ModelEvent, ModelObserver, Selected, Silent};
 pub use plan::{
-    AttentionPlan, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, KvExpansion, LayerPlan, MlaForm, MlaPlan,
-    MoeNames, MoePlan, Plan, QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
+    AttentionPlan, ExpertBiasForm, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, KvExpansion, LayerPlan,
+    MlaForm, MlaPlan, MoeNames, MoePlan, Plan, QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
 };
 pub use step::{CancelFlag, Phase, Row};

@@ -189,6 +189,11 @@ impl Model {
         accelerated::unsupported(plan)
     }
 
+    /// Why an accelerator cannot compute the experts of a plan, and so nothing of it; `None` where it can.
+    pub fn experts_need_the_processor(plan: &Plan) -> Option<&'static str> {
+        accelerated::unsupported_experts(plan)
+    }
+
     /// The plan it was loaded from.
     pub fn plan(&self) -> &Plan {
         &self.plan

@@ -13,7 +13,7 @@ pub use attention::{
     RopePlan,
 };
 use ffn::swiglu_tensors;
-pub use ffn::{FfnPlan, MoeNames, MoePlan, RouterPlan, Scoring};
+pub use ffn::{ExpertBiasForm, FfnPlan, MoeNames, MoePlan, RouterPlan, Scoring};
 
 /// A whole model.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,15 +81,7 @@ impl LayerPlan {
         }
         match &self.ffn {
             FfnPlan::Dense { width } => swiglu_tensors("mlp", *width, hidden, Role::DenseFfn, out),
-            FfnPlan::Moe(moe) => {
-                out.matrix(&moe.names.router(""), moe.experts, hidden, Role::Router);
-                if moe.router.correction_bias {
-                    out.vector(&moe.names.correction_bias(""), moe.experts, Role::RouterBias);
-                }
-                if let Some(width) = moe.shared_width {
-                    swiglu_tensors(&moe.names.shared(""), width, hidden, Role::SharedExpert, out);
-                }
-            }
+            FfnPlan::Moe(moe) => moe.tensors(hidden, out),
         }
     }
 
@@ -104,6 +96,7 @@ impl LayerPlan {
             draft,
             prefix: format!("model.layers.{layer}.{}.experts.", moe.names.block),
             suffixes: moe.names.expert,
+            stacked: moe.names.stacked,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use metaltail_container::{ExpertPlace, Extent};
+use metaltail_container::{ExpertPlace, Extent, Repack};
 
 use crate::arena::PAGE;
 use crate::error::StoreError;
@@ -33,6 +33,7 @@ pub struct Geometry {
     pub(crate) layers: Vec<LayerSize>,
     /// Bytes of a slot of each class, descending.
     pub(crate) classes: Vec<u64>,
+    largest_repacked: u64,
 }
 
 impl Geometry {
@@ -66,7 +67,9 @@ impl Geometry {
             class: class_of(need),
         };
         let sizes = layers.iter().zip(&needs).map(size).collect();
-        Ok(Geometry { layers: sizes, classes })
+        let repacked = layers.iter().flat_map(|layer| &layer.experts).filter(|place| place.repack.is_some());
+        let largest_repacked = repacked.map(stored_bytes).max().unwrap_or(0);
+        Ok(Geometry { layers: sizes, classes, largest_repacked })
     }
 
     /// Slots of each class that `cap` kept slots a layer need.
@@ -95,6 +98,11 @@ impl Geometry {
     pub fn in_flight_bytes(&self, in_flight: usize) -> u64 {
         let one = self.classes.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
         one.saturating_mul(in_flight as u64)
+    }
+
+    /// Bytes of the runs of the largest expert that is repacked when it has been read; 0 where none is.
+    pub fn largest_repacked(&self) -> u64 {
+        self.largest_repacked
     }
 
     /// Most experts that a layer has; a larger cap keeps no more.
@@ -137,12 +145,16 @@ fn slot_bytes(place: &ExpertPlace) -> Result<u64, String> {
     if sum > isize::MAX as u64 {
         return Err(format!("its {sum} bytes exceed the address space"));
     }
+    let made = place.repack.as_deref().map(|repack| made_bytes(repack, &place.runs)).transpose()?;
     for part in &place.parts {
         let scales = part.scales.map(|at| (at, part.layout.scale_bytes()));
         for (at, bytes) in [Some((part.weights, part.layout.weight_bytes())), scales].into_iter().flatten() {
             let end = at.offset.checked_add(bytes as u64);
-            let run = place.runs.get(at.run as usize);
-            if run.is_none_or(|run| end.is_none_or(|end| end > run.len)) {
+            let len = match made {
+                Some(bytes) => (at.run == 0).then_some(bytes),
+                None => place.runs.get(at.run as usize).map(|run| run.len),
+            };
+            if len.is_none_or(|len| end.is_none_or(|end| end > len)) {
                 return Err(format!(
                     "{bytes} bytes of a matrix at byte {} of run {} lie outside it",
                     at.offset, at.run
@@ -150,7 +162,23 @@ fn slot_bytes(place: &ExpertPlace) -> Result<u64, String> {
             }
         }
     }
-    Ok(sum)
+    Ok(sum.max(made.map_or(0, |bytes| bytes.next_multiple_of(PAGE))))
+}
+
+/// Bytes of what a repack makes of runs, which have what it needs.
+fn made_bytes(repack: &Repack, runs: &[Extent]) -> Result<u64, String> {
+    let lens: Vec<u64> = runs.iter().map(|run| run.len).collect();
+    repack.check(&lens).map_err(|error| error.to_string())?;
+    let bytes = repack.bytes();
+    if bytes > isize::MAX as u64 - PAGE {
+        return Err(format!("the {bytes} bytes that are made of it exceed the address space"));
+    }
+    Ok(bytes)
+}
+
+/// Bytes of all runs of a place that has a size.
+pub(crate) fn stored_bytes(place: &ExpertPlace) -> u64 {
+    place.runs.iter().map(|run| run.len).sum()
 }
 
 /// Where one run lies in a slot.
@@ -174,6 +202,15 @@ impl Segment {
     }
 }
 
+/// Where the bytes of run `i` of a place lie in its slot once it can be leased: a repack leaves one run, at the beginning.
+pub(crate) fn leased(place: &ExpertPlace, i: usize) -> Option<Range<usize>> {
+    match &place.repack {
+        // No larger than a slot, which is in memory.
+        Some(repack) => (i == 0).then_some(0..repack.bytes() as usize),
+        None => segments(place).nth(i).map(|segment| segment.data()),
+    }
+}
+
 /// The segments of a place that `Geometry::new` accepted. The layout is the same for direct and buffered
 /// reads: a run keeps its displacement in the page, and with it the alignment that it has in the file.
 pub(crate) fn segments(place: &ExpertPlace) -> impl Iterator<Item = Segment> + '_ {
@@ -190,6 +227,8 @@ pub(crate) fn segments(place: &ExpertPlace) -> impl Iterator<Item = Segment> + '
 mod tests {
     use super::*;
     use crate::testing::place;
+    use metaltail_container::{RunOffset, Stored};
+    use metaltail_quant::{Format, MatrixLayout};
     use proptest::prelude::*;
 
     fn run(offset: u64, len: u64) -> Extent {
@@ -224,6 +263,35 @@ mod tests {
         bad.parts[1].weights.run = 1;
         let bad = LayerExperts { layer: 0, experts: vec![bad] };
         assert!(matches!(Geometry::new(&[bad]), Err(StoreError::Place { .. })));
+    }
+
+    /// Gate, up and down of `rows` × `cols` bf16 numbers, each transposed at the beginning of run 0.
+    fn repacked(runs: &[Extent], rows: usize, cols: usize) -> ExpertPlace {
+        let layout = MatrixLayout::new(Format::Bf16, rows, cols).unwrap();
+        let at = RunOffset { run: 0, offset: 0 };
+        let stored = Stored::Transposed { at, pitch: rows, first: 0, step: 1 };
+        let repack = Repack::new([layout; 3], [stored; 3]).unwrap();
+        ExpertPlace { parts: repack.parts(), repack: Some(Box::new(repack)), ..place(runs) }
+    }
+
+    #[test]
+    fn a_slot_holds_what_is_read_and_what_is_made_of_it() {
+        let geometry = |place: ExpertPlace| Geometry::new(&[LayerExperts { layer: 0, experts: vec![place] }]);
+        // 4000 bytes are read, and three matrices made of them.
+        let larger = geometry(repacked(&[run(4096, 4000)], 50, 40)).unwrap();
+        assert_eq!((&larger.classes[..], larger.largest_repacked()), (&[3 * 4096][..], 4000));
+        let smaller = geometry(repacked(&[run(100, 40_000)], 1, 2)).unwrap();
+        assert_eq!((&smaller.classes[..], smaller.largest_repacked()), (&[45_056][..], 40_000));
+        assert_eq!(geometry(place(&[run(100, 40_000)])).unwrap().largest_repacked(), 0);
+        let refused = |place| geometry(place).unwrap_err().to_string();
+        assert!(
+            refused(repacked(&[run(0, 3999)], 50, 40)).contains("end at byte 4000 of run 0, which has 3999")
+        );
+        let mut bad = repacked(&[run(0, 4000)], 50, 40);
+        bad.parts[2].weights.offset += 1;
+        assert!(refused(bad.clone()).contains("lie outside it"));
+        bad.parts[2].weights = RunOffset { run: 1, offset: 0 };
+        assert!(refused(bad).contains("lie outside it"), "a repack leaves one run");
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::arena::SlotRead;
-use crate::geometry::segments;
+use crate::geometry::leased;
 use crate::policy::ExpertId;
 use crate::store::Shared;
 use crate::sync::{AtomicUsize, Ordering};
@@ -40,16 +40,15 @@ impl Lease {
         self.id.expert
     }
 
-    /// The bytes of run `i` of the expert's place, exactly.
+    /// The bytes of run `i` of the expert's place, exactly; run 0 is what its repack made, where it has one.
     ///
-    /// They lie as aligned as in the file, up to 4096: `offset % 4096` is the same.
+    /// They lie as aligned as in the file, up to 4096: `offset % 4096` is the same. What was repacked begins on a page.
     ///
     /// # Panics
     /// If the expert has no run `i`. The runs that its parts name were checked when the store was opened.
     pub fn run(&self, i: usize) -> &[u8] {
         let place = self.shared.place(self.id);
-        let range = segments(place).nth(i).map(|s| s.data());
-        match (range, self.bytes.as_deref()) {
+        match (leased(place, i), self.bytes.as_deref()) {
             (Some(range), Some(bytes)) => &bytes[range],
             _ => panic!("an expert of {} runs has no run {i}", place.runs.len()),
         }

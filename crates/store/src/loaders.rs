@@ -1,4 +1,4 @@
-//! Loaders: they take queued loads, read them in parts, verify, and report.
+//! Loaders: they take queued loads, read them in parts, verify, repack, and report.
 //!
 //! What is to be read, from which drive, and what becomes of a part that failed is decided in [`work`];
 //! [`threads`] and [`uring`] are two ways to carry the reads out.
@@ -10,6 +10,7 @@ use crate::store::Shared;
 
 mod load;
 mod mend;
+mod repack;
 mod threads;
 #[cfg(target_os = "linux")]
 mod uring;
@@ -48,7 +49,7 @@ impl Loaders {
         let work = Arc::new(Work::new(Arc::clone(shared), carriage.chunk));
         let carrier: Box<dyn Carrier> = match carriage.uring {
             #[cfg(target_os = "linux")]
-            true => Box::new(uring::Uring::start(work)?),
+            true => Box::new(uring::Uring::start(work, carriage.loaders)?),
             _ => Box::new(threads::Threads::start(&work, carriage.loaders)?),
         };
         Ok(Loaders { shared: Arc::clone(shared), carrier })

@@ -21,7 +21,7 @@ use crate::io::ExpertReader;
 pub fn place(runs: &[Extent]) -> ExpertPlace {
     let layout = MatrixLayout::new(Format::Int8Row, 1, 1).expect("a 1 × 1 matrix has a layout");
     let part = PartPlace { layout, weights: RunOffset { run: 0, offset: 0 }, scales: None };
-    ExpertPlace { runs: runs.to_vec(), parts: [part; 3], checksum: None }
+    ExpertPlace { runs: runs.to_vec(), parts: [part; 3], checksum: None, repack: None }
 }
 
 /// An arena without slots.

@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::transcode::transcode;
 use crate::slab_writer::{Blobs, RunShape, Weights, WriteError};
-use crate::{Checkpoint, ExpertLayerSpec, Extent, Part, RunOffset, TensorSpec};
+use crate::{Checkpoint, ExpertLayerSpec, Extent, Part, Repack, RepackError, RunOffset, TensorSpec};
 
 /// Reads from a checkpoint and stores in the planned formats.
 pub(super) struct CheckpointWeights<'c> {
@@ -52,6 +52,10 @@ impl Weights for CheckpointWeights<'_> {
                 return Err(self.damaged(spec.layer, expert, place.runs.first(), (wanted, got)));
             }
         }
+        let runs = match &place.repack {
+            None => runs,
+            Some(repack) => vec![repacked(repack, &runs, &spec.name(expert, Part::Gate))?],
+        };
         for part in Part::ALL {
             let tensor = spec.name(expert, part);
             let stored = &place.parts[part as usize];
@@ -68,4 +72,13 @@ impl Weights for CheckpointWeights<'_> {
         }
         Ok(())
     }
+}
+
+/// Gate, up and down of an expert in one run, made of what was read.
+fn repacked(repack: &Repack, runs: &[Vec<u8>], tensor: &str) -> Result<Vec<u8>, WriteError> {
+    let refuse = |source| crate::Error::Repack { tensor: tensor.to_owned(), source };
+    let mut out = vec![0; usize::try_from(repack.bytes()).map_err(|_| refuse(RepackError::Overflow))?];
+    let runs: Vec<&[u8]> = runs.iter().map(Vec::as_slice).collect();
+    repack.apply(&runs, &mut out).map_err(refuse)?;
+    Ok(out)
 }

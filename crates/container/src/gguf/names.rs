@@ -47,8 +47,11 @@ pub(super) fn candidates(canonical: &str) -> Option<Candidates> {
     Some(Candidates { whole: names, slice: None })
 }
 
-/// `7.gate_proj.weight` and the like, after `experts.`.
+/// `7.gate_proj.weight` and the like, after `experts.`; `gate_proj_bias` has those of all.
 fn expert_slice(block: &dyn Fn(&str) -> String, rest: &str) -> Option<Candidates> {
+    if let Some(matrix) = rest.strip_suffix("_proj_bias").filter(|m| matches!(*m, "gate" | "up" | "down")) {
+        return Some(Candidates { whole: vec![block(&format!("ffn_{matrix}_exps.bias"))], slice: None });
+    }
     let (expert, matrix) = rest.split_once('.')?;
     let expert: u32 = expert.parse().ok()?;
     let matrix = match matrix {

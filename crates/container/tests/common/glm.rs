@@ -131,5 +131,6 @@ fn sparse(inventory: &mut Inventory, config: &Value, layer: u32, draft: bool) {
         draft,
         prefix: format!("model.layers.{layer}.mlp.experts."),
         suffixes: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
+        stacked: None,
     });
 }

@@ -151,6 +151,7 @@ pub fn inventory(sparse: u32, draft: bool) -> Inventory {
             draft: is_draft,
             prefix: name("mlp.experts."),
             suffixes: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
+            stacked: None,
         });
     }
     inventory

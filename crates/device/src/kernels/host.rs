@@ -240,7 +240,7 @@ impl<A: Accelerator, D: ResidencyDriver> KernelDevice for HostKernels<A, D> {
             let mut tasks = Vec::new();
             for (task, held) in pass.tasks.iter().zip(held.as_chunks::<3>().0) {
                 let weights = ExpertWeights { gate: of(held[0])?, up: of(held[1])?, down: of(held[2])? };
-                tasks.push(ExpertTask { weights, pairs: task.pairs });
+                tasks.push(ExpertTask { weights, ..*task });
             }
             this.accelerator.experts(&rows, &tasks)?;
             this.accelerator.wait()?;

@@ -130,7 +130,7 @@ fn experts(device: &mut dyn KernelDevice) -> Result<Vec<f32>, KernelError> {
         .zip(pairs)
         .map(|([gate, up, down], pairs)| {
             let weights = ExpertWeights { gate: gate.as_ref(), up: up.as_ref(), down: down.as_ref() };
-            ExpertTask { weights, pairs }
+            ExpertTask::new(weights, pairs)
         })
         .collect();
     let (x, mut out) = (numbers.floats(2 * 64), vec![0.0; 3 * 64]);

@@ -137,7 +137,7 @@ struct Slots {
 impl Slots {
     fn task(&self) -> ExpertTask<'_> {
         let [gate, up, down] = self.matrices.each_ref().map(|(l, w, s)| MatrixRef::new(*l, w, s).unwrap());
-        ExpertTask { weights: ExpertWeights { gate, up, down }, pairs: &self.pairs }
+        ExpertTask::new(ExpertWeights { gate, up, down }, &self.pairs)
     }
 }
 

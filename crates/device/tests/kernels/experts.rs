@@ -86,7 +86,7 @@ impl Pass {
 impl Expert {
     fn task(&self) -> ExpertTask<'_> {
         let [gate, up, down] = [0, 1, 2].map(|m| self.matrices[m].as_ref());
-        ExpertTask { weights: ExpertWeights { gate, up, down }, pairs: &self.pairs }
+        ExpertTask::new(ExpertWeights { gate, up, down }, &self.pairs)
     }
 }
 

@@ -163,7 +163,7 @@ fn matrices_are_named_by_the_devices_addresses() {
     assert!(log[2].starts_with("matmul_f32_1") && log[2].contains(&address), "{log:?}");
     // An expert where nothing is declared.
     let rows = ExpertRows { x: view, inputs: 1, hidden: 4, out: view.plus(16), outputs: 1 };
-    let task = ExpertTask { weights: ExpertWeights { gate: m, up: m, down: m }, pairs: &[(0, 0)] };
+    let task = ExpertTask::new(ExpertWeights { gate: m, up: m, down: m }, &[(0, 0)]);
     let refused = accelerator.experts(&rows, &[task]).unwrap_err().to_string();
     assert!(refused.contains("gate projection of task 0") && refused.contains("not declared"), "{refused}");
 }

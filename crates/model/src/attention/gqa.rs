@@ -1,5 +1,7 @@
 //! Grouped-query attention: several query heads share a key-value head.
 
+use std::ops::Range;
+
 use metaltail_kernels::{rms_norm_in_place, softmax_in_place};
 
 use crate::attention::Attention;
@@ -15,9 +17,11 @@ pub(super) struct Gqa {
     query: Projection,
     key: Projection,
     value: Projection,
-    output: Linear,
+    output: Projection,
     /// Of queries and of keys.
     norms: Option<(Vec<f32>, Vec<f32>)>,
+    /// A score a head that stands for no position.
+    sinks: Option<Vec<f32>>,
 }
 
 /// A matrix and, where the plan has one, its bias.
@@ -35,13 +39,20 @@ impl Projection {
 
     /// `n` rows of activations: `n × rows`.
     fn forward(&self, cx: &StepContext<'_, '_>, x: &[f32], n: usize) -> Vec<f32> {
-        let mut out = self.matrix.forward(cx.kernels, cx.pool, x, n);
+        let mut out = vec![0.0; n * self.matrix.rows()];
+        self.forward_into(cx, x, n, &mut out);
+        out
+    }
+
+    /// The same into `out`.
+    fn forward_into(&self, cx: &StepContext<'_, '_>, x: &[f32], n: usize, out: &mut [f32]) {
+        let rows = self.matrix.rows();
+        cx.kernels.matmul(cx.pool, self.matrix.view(), 0..rows, x, n, out, rows);
         if let Some(bias) = &self.bias {
             for row in out.chunks_mut(bias.len()) {
                 row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
             }
         }
-        out
     }
 }
 
@@ -55,11 +66,12 @@ impl Gqa {
             query: projection("q_proj")?,
             key: projection("k_proj")?,
             value: projection("v_proj")?,
-            output: Linear::load(&format!("{}.weight", name("o_proj")), loader)?,
+            output: Projection::load(&name("o_proj"), plan.output_bias, loader)?,
             norms: match plan.qk_norm {
                 QkNorm::None => None,
                 QkNorm::Head | QkNorm::Projection => Some((norm("q_norm")?, norm("k_norm")?)),
             },
+            sinks: plan.sinks.then(|| loader.floats(&name("sinks"))).transpose()?,
         })
     }
 
@@ -74,6 +86,13 @@ impl Gqa {
         for head in row.chunks_mut(self.plan.head_dim) {
             self.plan.rope.rotate(head, &angles);
         }
+    }
+
+    /// Positions that a row attends to.
+    fn positions(&self, own: u32) -> Range<usize> {
+        let end = own as usize + 1;
+        let first = self.plan.window.map_or(0, |window| end.saturating_sub(window));
+        first..end
     }
 
     fn remember(&self, cx: &mut StepContext<'_, '_>, slot: usize, h: &[f32]) {
@@ -118,17 +137,20 @@ impl Attention for Gqa {
                 let streams = cx.caches[row.sequence].streams(slot);
                 let span = (head / share) * dim..(head / share + 1) * dim;
                 let query = &queries[index * dim..(index + 1) * dim];
-                let mut scores: Vec<f32> = (0..=row.position as usize)
+                let positions = self.positions(row.position);
+                let mut scores: Vec<f32> = positions
+                    .clone()
                     .map(|t| cx.kernels.dot(query, &streams[0].row(t)[span.clone()]) * self.plan.scale)
                     .collect();
+                // A sink takes its share of the weights, and nothing is mixed in for it.
+                scores.extend(self.sinks.as_ref().map(|sinks| sinks[head]));
                 softmax_in_place(&mut scores);
-                for (t, &weight) in scores.iter().enumerate() {
+                for (t, &weight) in positions.zip(&scores) {
                     cx.kernels.axpy(weight, &streams[1].row(t)[span.clone()], value);
                 }
             });
         }
-        let rows = self.output.rows();
-        cx.kernels.matmul(cx.pool, self.output.view(), 0..rows, &mixed, n, out, rows);
+        self.output.forward_into(cx, &mixed, n, out);
         Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! `deepseek_v3`, and the parts that GLM-5 took from it: latent attention, grouped sigmoid router.
 
+use metaltail_kernels::Activation;
+
 use crate::config::{ConfigError, ConfigReader};
 use crate::families::{Common, sparse_layers};
 use crate::plan::{
@@ -97,12 +99,15 @@ pub(super) fn moe(config: &ConfigReader<'_>, scale_default: f64) -> Result<MoePl
         width,
         router: RouterPlan {
             scoring: Scoring::Sigmoid,
+            bias: false,
             correction_bias: true,
             groups: (groups > 1).then_some((groups, kept)),
             normalise: config.flag_or("norm_topk_prob", true)?,
             scale: scale as f32,
         },
         shared_width: (shared > 0).then_some(shared * width),
+        activation: Activation::SwiGlu,
+        expert_biases: None,
         names: MoeNames::MLP,
     })
 }

@@ -1,5 +1,7 @@
 //! Families with grouped-query attention and a softmax router.
 
+use metaltail_kernels::Activation;
+
 use crate::config::{ConfigError, ConfigReader};
 use crate::families::Common;
 use crate::plan::{
@@ -80,6 +82,15 @@ pub(super) fn attention(
     common: &Common,
     variant: &Variant,
 ) -> Result<AttentionPlan, ConfigError> {
+    Ok(AttentionPlan::Gqa(grouped(config, common, variant)?))
+}
+
+/// Attention to all positions, without sinks.
+pub(super) fn grouped(
+    config: &ConfigReader<'_>,
+    common: &Common,
+    variant: &Variant,
+) -> Result<GqaPlan, ConfigError> {
     let bias = config.flag_or("attention_bias", false)?;
     config.refuse_unless(variant.bias || !bias, "attention_bias true")?;
     let heads = config.size("num_attention_heads", 1..=1024)?;
@@ -90,7 +101,7 @@ pub(super) fn attention(
             "{heads} query heads over {kv_heads} key-value heads"
         )));
     }
-    Ok(AttentionPlan::Gqa(GqaPlan {
+    Ok(GqaPlan {
         heads,
         kv_heads,
         head_dim,
@@ -99,7 +110,10 @@ pub(super) fn attention(
         qk_norm: variant.qk_norm,
         qk_norm_eps: common.norm_eps,
         bias,
-    }))
+        output_bias: false,
+        sinks: false,
+        window: None,
+    })
 }
 
 /// Which elements a rotation pairs. Published files have halves; those that come from GGUF may have had the rows of
@@ -130,12 +144,15 @@ fn softmax_moe(
         width: config.size(width_key, 1..=1 << 20)?,
         router: RouterPlan {
             scoring: Scoring::Softmax,
+            bias: false,
             correction_bias: false,
             groups: None,
             normalise: config.flag_or("norm_topk_prob", normalise_default)?,
             scale: 1.0,
         },
         shared_width: None,
+        activation: Activation::SwiGlu,
+        expert_biases: None,
         names,
     })
 }

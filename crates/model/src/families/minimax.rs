@@ -1,6 +1,8 @@
 //! `minimax_m2`: grouped-query attention that norms whole projections and rotates a part of each
 //! head, sigmoid router with correction bias, tensors named as Mixtral's.
 
+use metaltail_kernels::Activation;
+
 use crate::config::{ConfigError, ConfigReader};
 use crate::families::Common;
 use crate::families::gqa::{Variant, attention, expert_count, head_dim};
@@ -61,12 +63,15 @@ fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
         width: config.size("intermediate_size", 1..=1 << 20)?,
         router: RouterPlan {
             scoring: Scoring::Sigmoid,
+            bias: false,
             correction_bias: true,
             groups: None,
             normalise: true,
             scale: 1.0,
         },
         shared_width: None,
+        activation: Activation::SwiGlu,
+        expert_biases: None,
         names: MoeNames::BLOCK_SPARSE,
     })
 }

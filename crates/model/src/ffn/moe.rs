@@ -4,6 +4,7 @@
 use metaltail_store::ExpertStore;
 
 use crate::error::ModelError;
+use crate::ffn::biases::LayerBiases;
 use crate::ffn::dense::SwiGlu;
 use crate::ffn::routed::{ExpertParts, Routed};
 use crate::ffn::router::{self, Choice};
@@ -18,7 +19,10 @@ pub(super) struct Moe {
     routed: Routed,
     hidden: usize,
     router: Linear,
-    bias: Option<Vec<f32>>,
+    /// Added to the logits.
+    logit_bias: Option<Vec<f32>>,
+    /// Added to the scores for the choice alone.
+    correction: Option<Vec<f32>>,
     shared: Option<SwiGlu>,
 }
 
@@ -31,27 +35,34 @@ impl Moe {
         parts: ExpertParts,
         loader: &Loader<'_>,
     ) -> Result<Self, ModelError> {
-        let bias = match plan.router.correction_bias {
-            true => Some(loader.floats(&plan.names.correction_bias(prefix))?),
-            false => None,
-        };
+        let vector = |has: bool, name: String| has.then(|| loader.floats(&name)).transpose();
+        let correction = vector(plan.router.correction_bias, plan.names.correction_bias(prefix))?;
+        let logit_bias = vector(plan.router.bias, plan.names.router_bias(prefix))?;
         let shared = match plan.shared_width {
             Some(_) => Some(SwiGlu::load(&plan.names.shared(prefix), loader)?),
             None => None,
         };
         let router = Linear::load_f32(&plan.names.router(prefix), plan.experts, loader)?;
-        Ok(Moe { routed: Routed::new(plan, layer, parts), hidden, router, bias, shared })
+        let biases = LayerBiases::load(plan, hidden, prefix, loader)?;
+        let routed = Routed::new(plan, layer, parts).with_biases(biases);
+        Ok(Moe { routed, hidden, router, logit_bias, correction, shared })
     }
 
     /// Experts of every row, and how many rows had scores that are not numbers.
     fn choices(&self, cx: &StepContext<'_, '_>, h: &[f32]) -> (Vec<Choice>, usize) {
         let plan = &self.routed.plan;
-        let logits = self.router.forward(cx.kernels, cx.pool, h, cx.rows.len());
+        let mut logits = self.router.forward(cx.kernels, cx.pool, h, cx.rows.len());
+        if let Some(bias) = &self.logit_bias {
+            for row in logits.chunks_mut(plan.experts) {
+                row.iter_mut().zip(bias).for_each(|(logit, bias)| *logit += bias);
+            }
+        }
         let mut broken_rows = 0;
         let choices = logits
             .chunks(plan.experts)
             .map(|logits| {
-                let (choice, broken) = router::choose(&plan.router, plan.top_k, logits, self.bias.as_deref());
+                let correction = self.correction.as_deref();
+                let (choice, broken) = router::choose(&plan.router, plan.top_k, logits, correction);
                 broken_rows += usize::from(broken);
                 choice
             })

@@ -7,6 +7,7 @@ use metaltail_quant::MatrixRef;
 use metaltail_store::{Lease, StoreError};
 
 use crate::error::ModelError;
+use crate::ffn::biases::LayerBiases;
 use crate::ffn::router::Choice;
 use crate::ffn::{Experts, top_p};
 use crate::observer::{ModelEvent, ModelObserver, Selected};
@@ -20,11 +21,17 @@ pub(crate) struct Routed {
     pub(crate) plan: MoePlan,
     pub(crate) layer: u32,
     parts: ExpertParts,
+    biases: Option<LayerBiases>,
 }
 
 impl Routed {
     pub(crate) fn new(plan: &MoePlan, layer: u32, parts: ExpertParts) -> Routed {
-        Routed { plan: plan.clone(), layer, parts }
+        Routed { plan: plan.clone(), layer, parts, biases: None }
+    }
+
+    /// With what its experts add to their products.
+    pub(crate) fn with_biases(self, biases: Option<LayerBiases>) -> Routed {
+        Routed { biases, ..self }
     }
 
     /// Tells what was chosen for the rows of a step, and how many of them had scores that are no numbers; what is
@@ -98,8 +105,10 @@ impl Routed {
             let tasks = batch
                 .iter()
                 .map(|(index, lease)| {
-                    let weights = self.weights(union.experts[*index], lease)?;
-                    Ok(ExpertTask { weights, pairs: &union.pairs[*index] })
+                    let expert = union.experts[*index];
+                    let biases = self.biases.as_ref().map(|biases| biases.of(expert));
+                    let (weights, pairs) = (self.weights(expert, lease)?, &union.pairs[*index][..]);
+                    Ok(ExpertTask { weights, biases, activation: self.plan.activation, pairs })
                 })
                 .collect::<Result<Vec<_>, ModelError>>()?;
             let submitted = submit(experts, &tasks, Missing { first, now: fetch.pending() });

@@ -102,7 +102,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn sigmoid(groups: Option<(usize, usize)>) -> RouterPlan {
-        RouterPlan { scoring: Scoring::Sigmoid, correction_bias: true, groups, normalise: true, scale: 2.5 }
+        RouterPlan {
+            scoring: Scoring::Sigmoid,
+            bias: false,
+            correction_bias: true,
+            groups,
+            normalise: true,
+            scale: 2.5,
+        }
     }
 
     #[test]
@@ -136,6 +143,7 @@ mod tests {
     fn one_damaged_logit_costs_its_own_expert_alone() {
         let softmax = RouterPlan {
             scoring: Scoring::Softmax,
+            bias: false,
             correction_bias: false,
             groups: None,
             normalise: false,

@@ -22,6 +22,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture { names: &["deepseek2"], family: "deepseek_v3", describe: deepseek2 },
     Architecture { names: &["glm-dsa"], family: "glm_moe_dsa", describe: glm_dsa },
     Architecture { names: &["glm4moe"], family: "glm4_moe", describe: glm4moe },
+    Architecture { names: &["gpt-oss"], family: "gpt_oss", describe: gpt_oss },
     Architecture { names: &["llama"], family: "mixtral", describe: llama },
     Architecture { names: &["minimax-m2"], family: "minimax_m2", describe: minimax_m2 },
     Architecture { names: &["olmoe"], family: "olmoe", describe: olmoe },
@@ -90,6 +91,28 @@ fn qwen3moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigEr
     let dense: Vec<u64> =
         (0..layers).filter(|layer| metadata.has(&format!("blk.{layer}.ffn_gate.weight"))).collect();
     insert(config, "mlp_only_layers", dense);
+    Ok(())
+}
+
+/// Which layers slide is not said: every other one does, from the first on, as in every model so far.
+fn gpt_oss(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    let head = head_dim(metadata, config)?;
+    rotates_all(metadata, head)?;
+    insert(config, "num_local_experts", metadata.need("expert_count")?);
+    if let Some(width) = metadata.number("expert_feed_forward_length")? {
+        insert(config, "intermediate_size", width);
+    }
+    insert(config, "sliding_window", metadata.need("attention.sliding_window")?);
+    if let Some(pattern) = metadata.numbers("attention.sliding_window_pattern")? {
+        let kind = |slides: &u64| if *slides != 0 { "sliding_attention" } else { "full_attention" };
+        insert(config, "layer_types", pattern.iter().map(kind).collect::<Vec<_>>());
+    }
+    insert(config, "attention_bias", metadata.has("blk.0.attn_q.bias"));
+    insert(config, "expert_biases_apart", true);
+    // The published models interpolate between whole dimensions; the keys of GGUF have no word for that.
+    if let Some(Value::Object(scaling)) = config.get_mut("rope_scaling") {
+        scaling.insert("truncate".into(), false.into());
+    }
     Ok(())
 }
 

@@ -103,6 +103,12 @@ pub struct GqaPlan {
     pub qk_norm_eps: f32,
     /// Whether the projections of queries, keys and values add a bias.
     pub bias: bool,
+    /// Whether the output projection adds a bias.
+    pub output_bias: bool,
+    /// Whether each head has a learned score that joins the softmax and stands for no position.
+    pub sinks: bool,
+    /// Positions that a row attends to, its own and those before it; all where there is none.
+    pub window: Option<usize>,
 }
 
 /// What the norm of queries and keys runs over.
@@ -202,6 +208,12 @@ impl GqaPlan {
             out.vector("self_attn.q_proj.bias", q, Role::Bias);
             out.vector("self_attn.k_proj.bias", kv, Role::Bias);
             out.vector("self_attn.v_proj.bias", kv, Role::Bias);
+        }
+        if self.output_bias {
+            out.vector("self_attn.o_proj.bias", hidden, Role::Bias);
+        }
+        if self.sinks {
+            out.vector("self_attn.sinks", self.heads, Role::Bias);
         }
         let norms = match self.qk_norm {
             QkNorm::None => return,

@@ -1,6 +1,7 @@
 //! Feed-forward kinds: dense, or routed experts with their router.
 
-use metaltail_container::Role;
+use metaltail_container::{Role, StackedNames};
+use metaltail_kernels::Activation;
 
 use super::Tensors;
 
@@ -29,8 +30,21 @@ pub struct MoePlan {
     pub router: RouterPlan,
     /// Width of the shared expert, if there is one.
     pub shared_width: Option<usize>,
+    /// What stands between an expert's products.
+    pub activation: Activation,
+    /// Whether experts add biases to their products, and how those are stored.
+    pub expert_biases: Option<ExpertBiasForm>,
     /// What its tensors are called.
     pub names: MoeNames,
+}
+
+/// How the biases of all experts of a layer are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertBiasForm {
+    /// Those of gate and up in turn in one tensor, those of down in another.
+    InTurn,
+    /// A tensor each of gate, up and down. GGUF files are written so.
+    Apart,
 }
 
 /// What checkpoints call the tensors of a mixture, after the layer's prefix.
@@ -38,29 +52,53 @@ pub struct MoePlan {
 pub struct MoeNames {
     /// The block that router, experts and shared expert belong to.
     pub block: &'static str,
+    /// The router, within the block.
+    pub router: &'static str,
     /// The router's correction bias, within the block.
     pub correction_bias: &'static str,
     /// Gate, up and down of an expert, after its number.
     pub expert: [&'static str; 3],
+    /// Tensors of all experts, where Hugging Face checkpoints have those.
+    pub stacked: Option<StackedNames>,
 }
 
 impl MoeNames {
     /// The names of most families.
     pub const MLP: MoeNames = MoeNames {
         block: "mlp",
+        router: "gate",
         correction_bias: "gate.e_score_correction_bias",
         expert: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
+        stacked: None,
     };
     /// Mixtral's names, and those of families that took them over.
     pub const BLOCK_SPARSE: MoeNames = MoeNames {
         block: "block_sparse_moe",
+        router: "gate",
         correction_bias: "e_score_correction_bias",
         expert: [".w1.weight", ".w3.weight", ".w2.weight"],
+        stacked: None,
+    };
+    /// Those of gpt_oss, whose checkpoints stack the experts of a layer; elsewhere each has the usual names.
+    pub const STACKED: MoeNames = MoeNames {
+        router: "router",
+        stacked: Some(StackedNames { gate_up: "gate_up_proj", down: "down_proj" }),
+        ..MoeNames::MLP
     };
 
     /// Name of the router's matrix; `prefix` is the layer's.
     pub(crate) fn router(&self, prefix: &str) -> String {
-        format!("{prefix}{}.gate.weight", self.block)
+        format!("{prefix}{}.{}.weight", self.block, self.router)
+    }
+
+    /// Name of the bias of the router's logits.
+    pub(crate) fn router_bias(&self, prefix: &str) -> String {
+        format!("{prefix}{}.{}.bias", self.block, self.router)
+    }
+
+    /// Name of a tensor with biases of all experts; `part` is `gate`, `up`, `gate_up` or `down`.
+    pub(crate) fn expert_biases(&self, prefix: &str, part: &str) -> String {
+        format!("{prefix}{}.experts.{part}_proj_bias", self.block)
     }
 
     /// Name of the router's correction bias.
@@ -79,6 +117,8 @@ impl MoeNames {
 pub struct RouterPlan {
     /// Logit to score.
     pub scoring: Scoring,
+    /// Whether the logits have a bias of their own.
+    pub bias: bool,
     /// Whether a learned bias is added for the choice (not for the weight).
     pub correction_bias: bool,
     /// `(groups, groups kept)`, if the choice is limited to groups.
@@ -102,4 +142,35 @@ pub(super) fn swiglu_tensors(name: &str, width: usize, hidden: usize, role: Role
     out.matrix(&format!("{name}.gate_proj.weight"), width, hidden, role);
     out.matrix(&format!("{name}.up_proj.weight"), width, hidden, role);
     out.matrix(&format!("{name}.down_proj.weight"), hidden, width, role);
+}
+
+impl MoePlan {
+    /// Tensors of the router, the shared expert and biases.
+    pub(super) fn tensors(&self, hidden: usize, out: &mut Tensors<'_>) {
+        out.matrix(&self.names.router(""), self.experts, hidden, Role::Router);
+        if self.router.bias {
+            out.vector(&self.names.router_bias(""), self.experts, Role::Bias);
+        }
+        if self.router.correction_bias {
+            out.vector(&self.names.correction_bias(""), self.experts, Role::RouterBias);
+        }
+        let mut biases = |part, cols| {
+            out.matrix(&self.names.expert_biases("", part), self.experts, cols, Role::Bias);
+        };
+        match self.expert_biases {
+            None => {}
+            Some(ExpertBiasForm::InTurn) => {
+                biases("gate_up", 2 * self.width);
+                biases("down", hidden);
+            }
+            Some(ExpertBiasForm::Apart) => {
+                biases("gate", self.width);
+                biases("up", self.width);
+                biases("down", hidden);
+            }
+        }
+        if let Some(width) = self.shared_width {
+            swiglu_tensors(&self.names.shared(""), width, hidden, Role::SharedExpert, out);
+        }
+    }
 }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use metaltail_container::{ExpertPlace, Extent};
 use xxhash_rust::xxh3::xxh3_64;
 
+mod repack;
+
 use crate::io::{ExpertReader, FileReader, IoMode};
 use crate::testing::{Fault, Faulty, Recorder, place};
 use crate::{ExpertStore, LayerExperts, StoreConfig, StoreError, StoreEvent};
@@ -49,6 +51,7 @@ struct Rig {
     hooks: Vec<Option<Hook>>,
     rates: Vec<Option<f64>>,
     direct: bool,
+    layers: Vec<LayerExperts>,
     config: StoreConfig,
 }
 
@@ -63,7 +66,7 @@ impl Rig {
         }
         let config = StoreConfig { loaders: 3, in_flight: 4, ..StoreConfig::default() };
         let hooks = (0..drives).map(|_| None).collect();
-        Rig { dirs, hooks, rates: vec![None; drives], direct: false, config }
+        Rig { dirs, hooks, rates: vec![None; drives], direct: false, layers: layers(), config }
     }
 
     fn path(dirs: &Path, drive: usize, file: u32) -> PathBuf {
@@ -99,7 +102,7 @@ impl Rig {
             uring_reason: String::new(),
         };
         let recorder = Arc::new(Recorder::default());
-        let store = ExpertStore::build(drives, &self.rates, mode, layers(), self.config, recorder.clone());
+        let store = ExpertStore::build(drives, &self.rates, mode, self.layers, self.config, recorder.clone());
         (store.unwrap(), recorder, self.dirs)
     }
 }

@@ -1,10 +1,10 @@
 //! One thread with an io_uring: it begins reads as far as there is room and takes what ended. Checksums are
-//! computed by a second thread, so that reads never wait for them.
+//! computed and experts repacked by other threads, so that reads never wait for them.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::load::{Landed, Load, Part};
@@ -40,19 +40,25 @@ struct Flight {
 }
 
 impl Uring {
-    pub(super) fn start(work: Arc<Work>) -> Result<Uring, StoreError> {
+    /// `helpers` threads at most end loads whose end takes long: one where there are only checksums, which are computed
+    /// once an expert, and all of them where experts are repacked at every load.
+    pub(super) fn start(work: Arc<Work>, helpers: usize) -> Result<Uring, StoreError> {
         let ring = Ring::new(DEPTH, descriptors(&work)).map_err(|reason| StoreError::Uring { reason })?;
         let descriptor = |e| StoreError::Uring {
             reason: format!("there is no descriptor to wake it by (`ulimit -n`): {e}"),
         };
         work.shared().bell.event().map_err(descriptor)?;
         let mut all = Uring { work: Arc::clone(&work), threads: Vec::new() };
-        let (checks, landed) = mpsc::channel();
-        all.spawn("mt-verify", 0, {
-            let work = Arc::clone(&work);
-            move || landed.into_iter().for_each(|landed| work.finish(landed))
-        })?;
-        all.spawn("mt-ring", 1, move || Loop { work, ring, ahead: 0, checks }.run())?;
+        let repacks =
+            work.shared().layers.iter().flat_map(|l| &l.experts).any(|place| place.repack.is_some());
+        let helpers = if repacks { helpers.max(1) } else { 1 };
+        let (slow, landed) = mpsc::channel();
+        let landed = Arc::new(Mutex::new(landed));
+        for number in 0..helpers {
+            let (work, landed) = (Arc::clone(&work), Arc::clone(&landed));
+            all.spawn("mt-verify", number, move || end_slow(&work, &landed))?;
+        }
+        all.spawn("mt-ring", helpers, move || Loop { work, ring, ahead: 0, slow }.run())?;
         Ok(all)
     }
 
@@ -65,6 +71,15 @@ impl Uring {
         let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
         self.threads.push(spawned.map_err(|e| StoreError::Spawn { number, source: Arc::new(e) })?);
         Ok(())
+    }
+}
+
+/// Ends loads as they come, until the ring's thread has gone.
+fn end_slow(work: &Work, landed: &Mutex<Receiver<Landed>>) {
+    // One waits for the next, the others for their turn.
+    let next = || landed.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    while let Ok(landed) = next() {
+        work.finish(landed);
     }
 }
 
@@ -81,7 +96,7 @@ fn descriptors(work: &Work) -> Vec<Option<RawFd>> {
 impl Carrier for Uring {
     fn join(&mut self) {
         for thread in self.threads.drain(..).rev() {
-            // Both catch what observers throw; there is nothing to learn from the result.
+            // All catch what observers throw; there is nothing to learn from the result.
             let _ = thread.join();
         }
     }
@@ -89,7 +104,7 @@ impl Carrier for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // Of use only where a thread could not be started: the other must not wait for ever.
+        // Of use only where a thread could not be started: the others must not wait for ever.
         self.work.shared().stop();
         self.join();
     }
@@ -100,7 +115,8 @@ struct Loop {
     ring: Ring<Flight>,
     /// Parts of loads ahead of need under way.
     ahead: usize,
-    checks: Sender<Landed>,
+    /// Loads whose end takes long.
+    slow: Sender<Landed>,
 }
 
 impl Loop {
@@ -199,19 +215,19 @@ impl Loop {
     fn end(&mut self, part: Part, outcome: Result<usize, StoreError>) {
         self.ahead -= usize::from(part.load.job.is_ahead());
         let Some(landed) = part.end(outcome) else { return };
-        if !self.work.needs_check(&landed) {
+        if !self.work.ends_slowly(&landed) {
             return self.work.finish(landed);
         }
-        if let Err(mpsc::SendError(landed)) = self.checks.send(landed) {
-            // The second thread is gone: late is better than never.
+        if let Err(mpsc::SendError(landed)) = self.slow.send(landed) {
+            // The other threads are gone: late is better than never.
             self.work.finish(landed);
         }
     }
 
     /// The ring is broken: reads under way are given up with their memory, and this thread reads by itself.
     fn go_on_without(self, why: &std::io::Error) {
-        let Loop { work, mut ring, checks, .. } = self;
-        drop(checks);
+        let Loop { work, mut ring, slow, .. } = self;
+        drop(slow);
         // A load is lost once, however many of its parts are.
         let slots: BTreeSet<u32> = ring.abandon().iter().map(|flight| flight.load.job.slot).collect();
         let text = format!("io_uring broke ({why}): expert reads go on one at a time. Use --io threads");

@@ -7,10 +7,12 @@ use std::sync::{Arc, PoisonError};
 
 use super::load::{Landed, Load, Part};
 use super::mend;
+use super::repack::Scratch;
 use crate::error::StoreError;
 use crate::event::{LoadRank, StoreEvent};
 use crate::geometry::{Segment, segments};
 use crate::io::{RunFault, Turn, cut};
+use crate::policy::ExpertId;
 use crate::store::Shared;
 use crate::sync::{Mutex, MutexGuard};
 use crate::table::{Ended, Job};
@@ -31,11 +33,12 @@ pub(super) struct Work {
     shared: Arc<Shared>,
     chunk: Option<u64>,
     queue: Mutex<Queue>,
+    scratch: Scratch,
 }
 
 impl Work {
     pub(super) fn new(shared: Arc<Shared>, chunk: Option<u64>) -> Work {
-        Work { shared, chunk, queue: Mutex::default() }
+        Work { shared, chunk, queue: Mutex::default(), scratch: Scratch::default() }
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -182,18 +185,20 @@ impl Work {
         }
     }
 
-    /// Ends a load: tells, verifies, and hands the slot over.
+    /// Ends a load: tells, verifies, repacks, and hands the slot over.
     pub(super) fn finish(&self, landed: Landed) {
         let job = landed.load.job;
         let caught = catch_unwind(AssertUnwindSafe(|| self.deliver(landed)));
         self.shared.complete(job.slot, caught.unwrap_or_else(|_| Ended::Failed(panicked())));
     }
 
-    /// Whether the end of this load takes long: its checksum is to be computed.
+    /// Whether the end of this load takes long: its checksum is to be computed, or it is to be repacked.
     #[cfg(target_os = "linux")]
-    pub(super) fn needs_check(&self, landed: &Landed) -> bool {
+    pub(super) fn ends_slowly(&self, landed: &Landed) -> bool {
         let id = landed.load.job.id;
-        landed.fault.is_none() && self.shared.place(id).checksum.is_some() && self.shared.needs_check(id)
+        let place = self.shared.place(id);
+        let checked = || place.checksum.is_some() && self.shared.needs_check(id);
+        landed.fault.is_none() && (place.repack.is_some() || checked())
     }
 
     fn deliver(&self, landed: Landed) -> Ended {
@@ -205,7 +210,7 @@ impl Work {
         match fault {
             Some(StoreError::Cancelled { .. }) if rank != LoadRank::Demand => Ended::Stopped,
             Some(e) => Ended::Failed(e),
-            None => match mend::verify(&self.shared, load.job.id, &mut slot, sources) {
+            None => match self.prepare(load.job.id, &mut slot, sources) {
                 Ok(()) => {
                     slot.keep_in_memory();
                     self.shared.tell_refused_lock();
@@ -214,6 +219,12 @@ impl Work {
                 Err(e) => Ended::Failed(e),
             },
         }
+    }
+
+    /// From the bytes of a drive to those that kernels read.
+    fn prepare(&self, id: ExpertId, slot: &mut [u8], sources: u64) -> Result<(), StoreError> {
+        mend::verify(&self.shared, id, slot, sources)?;
+        self.scratch.repack(self.shared.place(id), slot)
     }
 }
 

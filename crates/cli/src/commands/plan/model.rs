@@ -170,6 +170,7 @@ fn assumed_layer(spec: &ExpertLayerSpec) -> Result<LayerExperts, LayoutError> {
         runs: vec![Extent { file: 0, offset: expert.saturating_mul(len), len }],
         parts,
         checksum: None,
+        repack: None,
     };
     let experts = (0..u64::from(spec.count)).map(place).collect();
     Ok(LayerExperts { layer: spec.layer, experts })
