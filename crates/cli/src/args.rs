@@ -16,6 +16,7 @@ pub use bench::{
 
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use metaltail_container::convert::Target;
+use metaltail_container::gguf::{Support, TensorType};
 use metaltail_container::synth::{Like, SynthFormat};
 use metaltail_quant::Format;
 
@@ -145,7 +146,7 @@ pub struct ConvertArgs {
 /// `synth`
 #[derive(Args, Debug)]
 pub struct SynthArgs {
-    /// The directory to write
+    /// The directory to write; of the form gguf, the file where the name ends in .gguf
     #[arg(value_name = "OUT")]
     pub target: PathBuf,
     /// The model to resemble: tiny, wide, fat, glm-5.2, olmoe, qwen3-moe or deepseek-v3
@@ -157,18 +158,31 @@ pub struct SynthArgs {
     /// Experts a layer; default: as the model
     #[arg(long, value_name = "N")]
     pub experts: Option<u32>,
-    /// Form of the container: slab, colibri or hf
+    /// Form of the container: slab, colibri, hf or gguf (gguf: like olmoe or qwen3-moe)
     #[arg(long, value_name = "FORM", default_value = "slab")]
     pub format: SynthFormat,
-    /// Format of the routed experts; default: as suits the model
+    /// Format of the routed experts (not of the form gguf); default: as suits the model
     #[arg(long, value_name = "FORMAT")]
     pub expert_format: Option<Format>,
+    /// Type of all matrices of the form gguf, such as q8_0 or q4_k; default: q4_0
+    #[arg(long = "type", value_name = "TYPE", value_parser = gguf_type)]
+    pub blocks: Option<TensorType>,
     /// Begins the random numbers: the same seed writes the same model
     #[arg(id = "synth_seed", long = "seed", value_name = "N", default_value_t = 0)]
     pub seed: u64,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub unresolved: OutputFlags,
+}
+
+/// A type of GGUF that models can be made in, in any case.
+fn gguf_type(name: &str) -> Result<TensorType, String> {
+    let computed = |kind: &TensorType| kind.support() == Support::Computed;
+    TensorType::from_name(name).filter(computed).ok_or_else(|| {
+        let names: Vec<String> =
+            TensorType::all().filter(computed).map(|kind| kind.name().to_lowercase()).collect();
+        format!("expected one of {}", names.join(", "))
+    })
 }
 
 /// `inspect`

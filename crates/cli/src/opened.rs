@@ -64,6 +64,8 @@ pub fn write_failure(error: &WriteError) -> Failure {
         | WriteError::Parameters { .. }
         | WriteError::SourceChanged { .. }
         | WriteError::Mixed { .. }
+        | WriteError::GgufTensor { .. }
+        | WriteError::Exists { .. }
         | WriteError::Synth(_) => Kind::Usage,
         WriteError::Interrupted { .. } => Kind::Interrupted,
         _ => Kind::Failed,

@@ -2,7 +2,8 @@
 //!
 //! [`Gguf::open`] reads the headers of a file, or of all files of a split set, and checks everything
 //! that they claim; [`Gguf::report`] says what is in them, and [`Checkpoint`](crate::Checkpoint) finds
-//! matrices and experts in them. Layout and what is refused: `docs/design/gguf.md`.
+//! matrices and experts in them. Layout and what is refused: `docs/design/gguf.md`. [`GgufPlan`] is the header of
+//! a file to be written.
 
 mod error;
 mod names;
@@ -13,8 +14,10 @@ mod set;
 mod tensors;
 mod types;
 mod value;
+mod write;
 
 pub use error::GgufError;
+pub(crate) use names::candidates;
 pub use parse::{DEPTH_CAP, GgufHeader, GgufTensor, HEADER_CAP, KEYS_CAP, NAME_CAP, TENSORS_CAP, parse_gguf};
 pub use report::{
     FileType, GgufExpertLayer, GgufPartReport, GgufReport, Hyperparameters, MetadataEntry, TemplateReport,
@@ -25,3 +28,4 @@ pub use set::{Gguf, GgufPart, is_gguf};
 pub(crate) use tensors::GgufTensors;
 pub use types::{Support, TensorType};
 pub use value::{Array, Scalar, Scalars, Strings, Text, Value, ValueKind};
+pub use write::{GgufPlan, GgufTensorSpec};

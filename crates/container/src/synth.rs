@@ -3,9 +3,12 @@
 //! The numbers of a tensor depend on the seed, its name and its format alone, so a slab container
 //! and a colibrì directory of the same options hold the same quantised bytes, and a Hugging Face
 //! checkpoint holds their values rounded to bf16. Quantised bytes are drawn directly rather than
-//! quantised, so a gigabyte takes seconds.
+//! quantised, so a gigabyte takes seconds. A GGUF file holds blocks of its own, and the same norms
+//! and routers as the others.
 
+mod blocks;
 mod configs;
+mod gguf;
 mod stock;
 mod tokenizer;
 mod values;
@@ -22,10 +25,12 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub use configs::{Like, ParseLikeError, config};
+pub use gguf::gguf_file;
 use stock::{Form, StockPlan};
 use values::Values;
 
 use crate::convert::{OnProgress, Progress, check_target, free_bytes, layouts};
+use crate::gguf::TensorType;
 use crate::slab::Parameters;
 pub use crate::slab_writer::WriteError;
 use crate::slab_writer::directory::NewDirs;
@@ -44,6 +49,8 @@ pub enum SynthFormat {
     Colibri,
     /// A Hugging Face checkpoint in bf16.
     Hf,
+    /// One GGUF file.
+    Gguf,
 }
 
 impl fmt::Display for SynthFormat {
@@ -52,13 +59,14 @@ impl fmt::Display for SynthFormat {
             SynthFormat::Slab => "slab",
             SynthFormat::Colibri => "colibri",
             SynthFormat::Hf => "hf",
+            SynthFormat::Gguf => "gguf",
         })
     }
 }
 
 /// A name that no form has.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("unknown container form {0:?}: expected slab, colibri or hf")]
+#[error("unknown container form {0:?}: expected slab, colibri, hf or gguf")]
 pub struct ParseSynthFormatError(pub String);
 
 impl FromStr for SynthFormat {
@@ -69,6 +77,7 @@ impl FromStr for SynthFormat {
             "slab" => Ok(SynthFormat::Slab),
             "colibri" => Ok(SynthFormat::Colibri),
             "hf" => Ok(SynthFormat::Hf),
+            "gguf" => Ok(SynthFormat::Gguf),
             _ => Err(ParseSynthFormatError(name.to_owned())),
         }
     }
@@ -79,7 +88,7 @@ impl FromStr for SynthFormat {
 pub struct SynthOptions {
     /// Container form.
     pub format: SynthFormat,
-    /// Format of routed experts.
+    /// Format of routed experts; the formats are those of every form but GGUF.
     pub experts: Format,
     /// Format of the other matrices, the draft layer's too.
     pub rest: Format,
@@ -89,6 +98,8 @@ pub struct SynthOptions {
     pub mixed: bool,
     /// Number of main weight files of the colibrì and Hugging Face forms; by default about 5 GiB each.
     pub shards: Option<u32>,
+    /// Type of all matrices of the GGUF form, which only routers and vectors are not in.
+    pub blocks: TensorType,
     /// Seed of all numbers.
     pub seed: u64,
 }
@@ -109,6 +120,7 @@ impl SynthOptions {
             draft_experts: Format::Int8Row,
             mixed: false,
             shards,
+            blocks: blocks::DEFAULT,
             seed: 0,
         }
     }
@@ -205,11 +217,12 @@ impl Weights for Values {
 
 /// Writes a synthetic model with this configuration into the new or empty directory `destination`.
 ///
-/// `inventory` must be the one that the model room derives from `config`.
+/// `inventory` must be the one that the model room derives from `config`. A `destination` that ends in
+/// `.gguf` is the file of the GGUF form itself; in a directory it is called `model.gguf` ([`gguf_file`]).
 ///
 /// # Errors
-/// A directory that is not empty; too little free space; I/O; [`WriteError::Interrupted`] if
-/// `progress` asked for it.
+/// A directory that is not empty, a file that is there; too little free space; I/O; a family or a shape
+/// that the GGUF form does not take; [`WriteError::Interrupted`] if `progress` asked for it.
 pub fn synth(
     destination: &Path,
     config: &Value,
@@ -217,11 +230,10 @@ pub fn synth(
     options: &SynthOptions,
     progress: OnProgress<'_>,
 ) -> Result<SynthReport, WriteError> {
-    let _made = NewDirs::make(destination)?;
-    let mut entries = fs::read_dir(destination).map_err(WriteError::io("list", destination))?;
-    if entries.next().is_some() {
-        return Err(WriteError::NotEmpty { dir: destination.to_owned() });
+    if options.format == SynthFormat::Gguf {
+        return gguf::write(destination, config, inventory, options, progress);
     }
+    let _made = empty_directory(destination)?;
     let layouts = Layouts::new(inventory, options);
     let values = Values { seed: options.seed };
     let form = match options.format {
@@ -229,13 +241,31 @@ pub fn synth(
             return slab(destination, config, inventory, &layouts, values, progress);
         }
         SynthFormat::Colibri => Form::Colibri,
-        SynthFormat::Hf => Form::Hf,
+        _ => Form::Hf,
     };
     let plan = StockPlan::new(inventory, &layouts, form, options.shards.map(u64::from))?;
     let sizes: Vec<u64> = plan.sizes().map(|(_, bytes)| bytes).collect();
     let report = begin(destination, config, &sizes)?;
     plan.write(destination, values, &mut Meter { progress, done: 0, total: report.bytes })?;
     Ok(report)
+}
+
+/// The directory, made where it is absent.
+fn empty_directory(dir: &Path) -> Result<NewDirs, WriteError> {
+    let made = NewDirs::make(dir)?;
+    let mut entries = fs::read_dir(dir).map_err(WriteError::io("list", dir))?;
+    match entries.next() {
+        Some(_) => Err(WriteError::NotEmpty { dir: dir.to_owned() }),
+        None => Ok(made),
+    }
+}
+
+/// Refuses an output of `wanted` bytes that the drive cannot take.
+fn check_space(dir: &Path, wanted: u64) -> Result<(), WriteError> {
+    match free_bytes(dir)? {
+        Some(free) if free < wanted => Err(WriteError::Space { dir: dir.to_owned(), wanted, free }),
+        _ => Ok(()),
+    }
 }
 
 /// Writes the slab form.
@@ -278,11 +308,7 @@ fn slab(
 /// Refuses an output that the drive cannot take, and writes the small files.
 fn begin(destination: &Path, config: &Value, sizes: &[u64]) -> Result<SynthReport, WriteError> {
     let bytes = sizes.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
-    if let Some(free) = free_bytes(destination)?
-        && free < bytes
-    {
-        return Err(WriteError::Space { dir: destination.to_owned(), wanted: bytes, free });
-    }
+    check_space(destination, bytes)?;
     let small = [
         ("config.json", config.clone()),
         ("generation_config.json", tokenizer::generation_config()),

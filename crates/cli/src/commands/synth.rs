@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use metaltail_container::convert::WriteError;
 use metaltail_container::synth::{self, SynthFormat, SynthOptions, SynthReport};
 use metaltail_model::Plan;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::SynthArgs;
 use crate::exit::{Failure, Kind};
@@ -28,6 +28,8 @@ pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
     let plan = Plan::from_config(&config).map_err(|error| Failure::from_error(Kind::Usage, &error))?;
     let mut options = SynthOptions::new(args.like, args.format);
     options.seed = args.seed;
+    check_types(args)?;
+    options.blocks = args.blocks.unwrap_or(options.blocks);
     options.experts = args.expert_format.unwrap_or(options.experts);
 
     let interrupted = interrupt::listen();
@@ -43,23 +45,22 @@ pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
     };
     let inventory = plan.inventory();
     let report = synth::synth(&args.target, &config, &inventory, &options, &mut progress)
-        .map_err(|error| failure(&error, &args.target))?;
+        .map_err(|error| failure(&error, args))?;
     bar.finish();
-    let (files, bytes) = contents(&args.target)?;
+    let (files, bytes) = match args.format {
+        SynthFormat::Gguf => (report.files, report.bytes),
+        _ => contents(&args.target)?,
+    };
     if settings.json() {
         let object = json!({
-            "output": args.target.to_string_lossy(),
+            "output": written_to(args).to_string_lossy(),
             "like": args.like.to_string(),
             "format": args.format.to_string(),
             "seed": args.seed,
             "files": files,
             "bytes": bytes,
             "weights": report,
-            "parameters": {
-                "experts": options.experts.to_string(),
-                "rest": options.rest.to_string(),
-                "draft_experts": options.draft_experts.to_string(),
-            },
+            "parameters": parameters(&options),
             "stored": (args.format == SynthFormat::Hf).then_some("bf16"),
             "model_type": plan.family,
             "layers": plan.layers.len(),
@@ -69,8 +70,51 @@ pub fn execute(args: &SynthArgs, settings: &Settings) -> Result<(), Failure> {
     output::print(&words(args, &options, files, bytes, &report))
 }
 
+/// Each form has its own kind of formats.
+fn check_types(args: &SynthArgs) -> Result<(), Failure> {
+    let wrong = match args.format {
+        SynthFormat::Gguf if args.expert_format.is_some() => "--expert-format: the form gguf takes --type",
+        SynthFormat::Gguf => return Ok(()),
+        _ if args.blocks.is_some() => {
+            "--type: only the form gguf has types; other forms take --expert-format"
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::new(Kind::Usage, wrong))
+}
+
+/// What was written: the directory, or the file of the GGUF form.
+fn written_to(args: &SynthArgs) -> PathBuf {
+    match args.format {
+        SynthFormat::Gguf => synth::gguf_file(&args.target),
+        _ => args.target.clone(),
+    }
+}
+
+fn parameters(options: &SynthOptions) -> Value {
+    if options.format == SynthFormat::Gguf {
+        let kind = options.blocks.name();
+        return json!({"experts": kind, "rest": kind, "draft_experts": null});
+    }
+    json!({
+        "experts": options.experts.to_string(),
+        "rest": options.rest.to_string(),
+        "draft_experts": options.draft_experts.to_string(),
+    })
+}
+
 fn words(args: &SynthArgs, options: &SynthOptions, files: usize, bytes: u64, report: &SynthReport) -> String {
-    let target = shell_word(&args.target);
+    let target = shell_word(&written_to(args));
+    if args.format == SynthFormat::Gguf {
+        return format!(
+            "{target}: synthetic {} (gguf, {}, seed {}), {}\n\
+             run it: metaltail run --model {target} --max-tokens 16 \"Hello\"\n",
+            args.like,
+            options.blocks,
+            args.seed,
+            exact_size(bytes),
+        );
+    }
     format!(
         "{target}: synthetic {} ({}, experts {}, rest {}{}, seed {}), {} ({} of weights), {}\n\
          run it: metaltail run --model {target} --max-tokens 16 \"Hello\"\n",
@@ -87,12 +131,13 @@ fn words(args: &SynthArgs, options: &SynthOptions, files: usize, bytes: u64, rep
 }
 
 /// A stopped synthetic model cannot be continued, unlike a conversion.
-fn failure(error: &WriteError, target: &Path) -> Failure {
+fn failure(error: &WriteError, args: &SynthArgs) -> Failure {
     let mut failure = write_failure(error);
-    if matches!(error, WriteError::Interrupted { .. }) {
+    // Of the GGUF form nothing is left.
+    if matches!(error, WriteError::Interrupted { .. }) && args.format != SynthFormat::Gguf {
         failure.message.push_str(&format!(
             ": {} holds an unfinished model; remove it before another run",
-            target.display()
+            args.target.display()
         ));
     }
     failure

@@ -19,7 +19,7 @@ pub const NAME_CAP: u64 = 65_535;
 /// Deepest nesting of arrays that is accepted; one that holds no arrays has depth 1.
 pub const DEPTH_CAP: u32 = 4;
 /// Most dimensions of a tensor.
-const DIMENSIONS_CAP: u32 = 4;
+pub(super) const DIMENSIONS_CAP: u32 = 4;
 /// Where tensors begin when the file does not say.
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// The key that says so.

@@ -75,6 +75,16 @@ static ROWS: [Row; 34] = [
 ];
 
 impl TensorType {
+    /// Numbers of 32 bits.
+    pub const F32: TensorType = TensorType(&ROWS[0]);
+    /// Blocks of 32 values of four bits and one scale.
+    pub const Q4_0: TensorType = TensorType(&ROWS[2]);
+
+    /// The type of this name, in any case.
+    pub fn from_name(name: &str) -> Option<TensorType> {
+        TensorType::all().find(|kind| kind.name().eq_ignore_ascii_case(name))
+    }
+
     /// The type of this number, if there is one.
     pub fn from_number(number: u32) -> Option<TensorType> {
         ROWS.iter().find(|row| row.number == number).map(TensorType)

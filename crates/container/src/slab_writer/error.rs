@@ -146,6 +146,20 @@ pub enum WriteError {
         /// Checksum of what was read.
         got: u64,
     },
+    /// A tensor of a GGUF file that cannot be.
+    #[error("tensor {tensor}: {reason}")]
+    GgufTensor {
+        /// Name of the tensor.
+        tensor: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A new file needs a free name.
+    #[error("{} is there already: choose another name", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
     /// A synthetic model was asked for that cannot be.
     #[error("cannot make this synthetic model: {0}")]
     Synth(String),

@@ -1,4 +1,4 @@
-//! Safetensors files written as a stream: the header is known before the first data byte.
+//! Files written as a stream: the header is known before the first data byte. Safetensors headers are made here.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -50,6 +50,17 @@ pub(crate) struct FilePlan {
 }
 
 impl FilePlan {
+    /// A file of this header and `data` bytes behind it.
+    ///
+    /// # Errors
+    /// More than 2^64 bytes.
+    pub(crate) fn new(name: String, header: Vec<u8>, data: u64) -> Result<FilePlan, WriteError> {
+        match data.checked_add(header.len() as u64) {
+            Some(_) => Ok(FilePlan { name, header, data }),
+            None => Err(WriteError::Overflow { file: name }),
+        }
+    }
+
     /// Name in the output directory.
     pub(crate) fn name(&self) -> &str {
         &self.name

@@ -21,7 +21,8 @@ pub(super) const PAD: u32 = 256;
 /// Ids that end an answer: `<|endoftext|>`, `<|user|>`, `<|observation|>`.
 pub(super) const ASSISTANT_STOPS: [u32; 3] = [256, 260, 262];
 
-const CHAT_TEMPLATE: &str = "[gMASK]<sop>\
+/// GLM's shape of a conversation.
+pub(super) const CHAT_TEMPLATE: &str = "[gMASK]<sop>\
 {%- for m in messages -%}\
 {%- if m.role == 'system' -%}<|system|>{{ m.content }}\
 {%- elif m.role == 'user' -%}<|user|>{{ m.content }}\
@@ -70,6 +71,12 @@ pub(super) fn tokenizer_json() -> Value {
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
                   "ignore_merges": false, "vocab": vocab, "merges": []},
     })
+}
+
+/// Every token in the order of ids, and whether it is a special one.
+pub(super) fn tokens() -> impl Iterator<Item = (String, bool)> {
+    let bytes = stand_ins().into_iter().map(|c| (c.to_string(), false));
+    bytes.chain(SPECIALS.iter().map(|special| ((*special).to_owned(), true)))
 }
 
 /// `tokenizer_config.json`, with a chat template in GLM's shape.

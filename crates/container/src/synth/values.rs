@@ -20,7 +20,7 @@ pub(super) struct Values {
 }
 
 /// Centre and greatest distance from it of uniformly distributed numbers.
-fn spread(role: Role, cols: usize) -> (f32, f32) {
+pub(super) fn spread(role: Role, cols: usize) -> (f32, f32) {
     match role {
         Role::Norm => (1.0, 0.1),
         Role::Bias | Role::RouterBias => (0.0, 0.01),
@@ -37,6 +37,11 @@ impl Values {
         let mut rng = ChaCha8Rng::from_seed(key);
         rng.set_stream(stream);
         rng
+    }
+
+    /// The generator of one piece of a tensor that is made in pieces.
+    pub(super) fn piece(self, tensor: &str, number: u64) -> ChaCha8Rng {
+        self.stream(&format!("{tensor}/{number}"), WEIGHTS)
     }
 
     /// Fills the weight bytes of a tensor.
@@ -114,7 +119,7 @@ impl Values {
 }
 
 /// A number in [−1, 1).
-fn uniform(rng: &mut ChaCha8Rng) -> f32 {
+pub(super) fn uniform(rng: &mut ChaCha8Rng) -> f32 {
     rng.next_u32().cast_signed() as f32 / (1u32 << 31) as f32
 }
 
