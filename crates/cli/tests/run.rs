@@ -297,7 +297,16 @@ fn bytes_of_direct_reads_are_what_the_system_counted() {
 
 #[test]
 fn ids_need_no_tokenizer_and_continue_as_the_oracle_does() {
-    for family in ["glm_moe_dsa", "deepseek_v3", "olmoe", "qwen3_moe", "mixtral", "glm4_moe", "minimax_m2"] {
+    for family in [
+        "glm_moe_dsa",
+        "deepseek_v3",
+        "olmoe",
+        "qwen3_moe",
+        "mixtral",
+        "glm4_moe",
+        "minimax_m2",
+        "qwen3_5_moe",
+    ] {
         let (model, oracle) = oracle(family);
         let greedy = &oracle["greedy"];
         let wanted = ids(&greedy["ids"]);

@@ -34,6 +34,7 @@ fn every_family_scores_as_the_oracle_does() {
         "mixtral",
         "glm4_moe",
         "minimax_m2",
+        "qwen3_5_moe",
     ] {
         let (model, oracle) = oracle(family);
         let prompt = ids(&oracle["prompt"]);

@@ -103,6 +103,7 @@ pub(super) fn moe(config: &ConfigReader<'_>, scale_default: f64) -> Result<MoePl
             scale: scale as f32,
         },
         shared_width: (shared > 0).then_some(shared * width),
+        shared_gate: false,
         names: MoeNames::MLP,
     })
 }

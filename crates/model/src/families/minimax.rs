@@ -67,6 +67,7 @@ fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
             scale: 1.0,
         },
         shared_width: None,
+        shared_gate: false,
         names: MoeNames::BLOCK_SPARSE,
     })
 }

@@ -29,6 +29,8 @@ pub struct MoePlan {
     pub router: RouterPlan,
     /// Width of the shared expert, if there is one.
     pub shared_width: Option<usize>,
+    /// Whether the shared expert's result is multiplied by the sigmoid of a learned product with the input.
+    pub shared_gate: bool,
     /// What its tensors are called.
     pub names: MoeNames,
 }
@@ -40,6 +42,8 @@ pub struct MoeNames {
     pub block: &'static str,
     /// The router's correction bias, within the block.
     pub correction_bias: &'static str,
+    /// The shared expert, within the block.
+    pub shared: &'static str,
     /// Gate, up and down of an expert, after its number.
     pub expert: [&'static str; 3],
 }
@@ -49,14 +53,19 @@ impl MoeNames {
     pub const MLP: MoeNames = MoeNames {
         block: "mlp",
         correction_bias: "gate.e_score_correction_bias",
+        shared: "shared_experts",
         expert: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
     };
     /// Mixtral's names, and those of families that took them over.
     pub const BLOCK_SPARSE: MoeNames = MoeNames {
         block: "block_sparse_moe",
         correction_bias: "e_score_correction_bias",
+        shared: "shared_experts",
         expert: [".w1.weight", ".w3.weight", ".w2.weight"],
     };
+
+    /// Those of Qwen's families with a shared expert, of which there is only one.
+    pub const ONE_SHARED: MoeNames = MoeNames { shared: "shared_expert", ..MoeNames::MLP };
 
     /// Name of the router's matrix; `prefix` is the layer's.
     pub(crate) fn router(&self, prefix: &str) -> String {
@@ -70,7 +79,12 @@ impl MoeNames {
 
     /// Name of the shared expert, before its matrices.
     pub(crate) fn shared(&self, prefix: &str) -> String {
-        format!("{prefix}{}.shared_experts", self.block)
+        format!("{prefix}{}.{}", self.block, self.shared)
+    }
+
+    /// Name of what gates the shared expert.
+    pub(crate) fn shared_gate(&self, prefix: &str) -> String {
+        format!("{prefix}{}.{}_gate.weight", self.block, self.shared)
     }
 }
 
