@@ -307,6 +307,7 @@ fn ids_need_no_tokenizer_and_continue_as_the_oracle_does() {
         "gpt_oss",
         "gpt_oss_mxfp4",
         "minimax_m2",
+        "qwen3_5_moe",
     ] {
         let (model, oracle) = oracle(family);
         let greedy = &oracle["greedy"];

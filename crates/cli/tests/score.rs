@@ -36,6 +36,7 @@ fn every_family_scores_as_the_oracle_does() {
         "gpt_oss",
         "gpt_oss_mxfp4",
         "minimax_m2",
+        "qwen3_5_moe",
     ] {
         let (model, oracle) = oracle(family);
         let prompt = ids(&oracle["prompt"]);

@@ -186,6 +186,8 @@ pub fn role_name(role: Role) -> &'static str {
         Role::IndexerWeights => "indexer weights",
         Role::DenseFfn => "dense feed-forward",
         Role::SharedExpert => "shared expert",
+        Role::Gate => "gate",
+        Role::Convolution => "convolution",
         Role::Draft => "draft",
     }
 }

@@ -31,6 +31,10 @@ pub enum Role {
     DenseFfn,
     /// Shared expert matrix.
     SharedExpert,
+    /// What gates or decays something: few rows, on which much depends (always kept in f32).
+    Gate,
+    /// Taps of a convolution along the sequence, a row a channel (always kept in f32).
+    Convolution,
     /// Any matrix of the draft layer that is not an expert, norm or router.
     Draft,
 }
@@ -38,7 +42,16 @@ pub enum Role {
 impl Role {
     /// Whether `convert` and every reader keep this tensor in f32 (never quantised).
     pub fn keeps_f32(self) -> bool {
-        matches!(self, Role::Norm | Role::Bias | Role::Router | Role::RouterBias | Role::IndexerWeights)
+        matches!(
+            self,
+            Role::Norm
+                | Role::Bias
+                | Role::Router
+                | Role::RouterBias
+                | Role::IndexerWeights
+                | Role::Gate
+                | Role::Convolution
+        )
     }
 }
 

@@ -138,6 +138,7 @@ fn inventory() -> Inventory {
             draft: false,
             prefix: format!("model.layers.{layer}.mlp.experts."),
             suffixes: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
+            stacked: None,
         });
     }
     Inventory { family: "olmoe".to_owned(), tensors, experts }

@@ -18,7 +18,7 @@ pub struct Demand {
     pub dense: u64,
     /// Of these, an embedding that is the head too: an accelerator with the dense weights holds it once more.
     pub tied: u64,
-    /// Key-value cache of one session at the full context.
+    /// Key-value cache of one session at the full context, recurrent states included.
     pub kv: u64,
     /// Activations of one step.
     pub scratch: u64,
@@ -161,7 +161,7 @@ fn device_scratch(plan: &Plan, context: usize, chunk: usize) -> u64 {
             let numbers = (context as u64).saturating_add((2 * mla.kv_lora + mla.rope.dim) as u64);
             numbers.saturating_mul(4 * mla.heads as u64)
         }
-        AttentionPlan::Gqa(_) => 0,
+        AttentionPlan::Gqa(_) | AttentionPlan::DeltaNet(_) => 0,
     });
     let rows = beside.max().unwrap_or(0).saturating_mul(4 * chunk as u64);
     within.max().unwrap_or(0).max(MOST_INTERMEDIATE as u64).saturating_add(rows)
@@ -174,7 +174,14 @@ fn row_floats(layer: &LayerPlan, hidden: usize) -> (usize, usize) {
             let query = mla.heads * (mla.nope + mla.rope.dim);
             query + mla.heads * mla.value + 2 * mla.q_lora.unwrap_or(0) + 2 * mla.kv_lora
         }
-        AttentionPlan::Gqa(gqa) => (2 * gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim,
+        AttentionPlan::Gqa(gqa) => {
+            let gates = if gqa.gate { 2 * gqa.heads } else { 0 };
+            (2 * gqa.heads + gates + 2 * gqa.kv_heads) * gqa.head_dim
+        }
+        // Inputs before and after the convolution; gates, results by head and by row.
+        AttentionPlan::DeltaNet(delta) => {
+            3 * (delta.channels() + delta.values()) + 4 * delta.value_heads + 2 * delta.kernel
+        }
     };
     let ffn = match &layer.ffn {
         FfnPlan::Dense { width } => 3 * width + hidden,

@@ -70,12 +70,14 @@ impl<'e> Session<'e> {
         &self.ids
     }
 
-    /// Keeps the longest common beginning with `ids` and forgets the rest; returns its length.
+    /// Keeps the longest common beginning with `ids` that can be had and forgets the rest; returns its
+    /// length. A model with recurrent layers can go back to where its last prompt step began, or to nothing;
+    /// what lies between is computed again by whoever extends the session.
     pub fn rewind_to(&mut self, ids: &[u32]) -> usize {
         let common = self.ids.iter().zip(ids).take_while(|(a, b)| a == b).count();
-        self.ids.truncate(common);
-        self.kv.truncate(common);
-        common
+        let kept = self.kv.truncate(common);
+        self.ids.truncate(kept);
+        kept
     }
 
     /// Computes `ids` after what is there, in chunks, and hands the hidden states of each chunk

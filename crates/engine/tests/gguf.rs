@@ -15,7 +15,7 @@ use metaltail_model::{CancelFlag, MlaForm, Plan};
 use metaltail_store::Direct;
 
 /// Families whose oracle was written to GGUF.
-const FAMILIES: [&str; 10] = [
+const FAMILIES: [&str; 11] = [
     "deepseek_v3",
     "deepseek_v3_noqlora",
     "glm4_moe",
@@ -25,6 +25,7 @@ const FAMILIES: [&str; 10] = [
     "minimax_m2",
     "mixtral",
     "olmoe",
+    "qwen3_5_moe",
     "qwen3_moe",
 ];
 

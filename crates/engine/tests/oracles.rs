@@ -75,6 +75,11 @@ fn gpt_oss_agrees_in_its_published_form() {
 }
 
 #[test]
+fn qwen3_5_moe_agrees_with_recurrent_layers_between_gated_attention() {
+    agrees_with_the_oracle("qwen3_5_moe", MlaForm::Absorbed);
+}
+
+#[test]
 fn an_oracle_with_another_answer_is_noticed() {
     // The comparison itself can fail: one token later, every other answer is wrong.
     let dir = root().join("fixtures/oracles/glm_moe_dsa");

@@ -17,7 +17,7 @@ use crate::ffn::Experts;
 use crate::kv::KvCache;
 use crate::load::Loader;
 use crate::observer::ModelObserver;
-use crate::plan::{AttentionPlan, KvExpansion, LayerPlan, MlaForm, Plan};
+use crate::plan::{AttentionPlan, KvExpansion, LayerPlan, MlaForm, NormWeights, Plan};
 use crate::step::{CancelFlag, Row};
 
 use attention::Rotations;
@@ -41,7 +41,7 @@ pub(crate) struct Body {
 /// Why a plan's dense part cannot be computed on an accelerator; `None` where it can.
 pub(crate) fn unsupported(plan: &Plan) -> Option<&'static str> {
     let router_bias = |layer: &LayerPlan| layer.moe().is_some_and(|moe| moe.router.bias);
-    plan.layers.iter().find_map(|layer| match &layer.attention {
+    let attention = plan.layers.iter().find_map(|layer| match &layer.attention {
         AttentionPlan::Mla(_) if router_bias(layer) => Some("router with a bias of its logits"),
         AttentionPlan::Mla(mla) if mla.form == MlaForm::Absorbed && mla.expansion == KvExpansion::Joint => {
             None
@@ -51,7 +51,12 @@ pub(crate) fn unsupported(plan: &Plan) -> Option<&'static str> {
         }
         AttentionPlan::Mla(_) => Some("attention with rebuilt keys and values"),
         AttentionPlan::Gqa(_) => Some("grouped-query attention"),
-    })
+        AttentionPlan::DeltaNet(_) => Some("linear attention"),
+    });
+    let gated = || plan.layers.iter().filter_map(LayerPlan::moe).any(|moe| moe.shared_gate);
+    attention
+        .or_else(|| (plan.norms == NormWeights::OnePlus).then_some("norms whose factors are stored less 1"))
+        .or_else(|| gated().then_some("a gated shared expert"))
 }
 
 /// Why a plan's experts cannot be computed on an accelerator; `None` where they can.

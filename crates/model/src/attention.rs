@@ -1,5 +1,6 @@
 //! Attention parts.
 
+mod delta;
 mod gqa;
 mod indexer;
 mod mla;
@@ -17,7 +18,7 @@ pub(crate) trait Attention: Send + Sync {
     ///
     /// `slot` is the layer's index in the caches; `h` is rows × hidden, already normed; the result
     /// (rows × hidden) is written to `out`. Keys and values of the rows are written first, so
-    /// that rows of one sequence see each other.
+    /// that rows of one sequence see each other; a recurrent layer goes through them in order.
     fn forward(
         &self,
         cx: &mut StepContext<'_, '_>,
@@ -36,5 +37,6 @@ pub(crate) fn load(
     Ok(match plan {
         AttentionPlan::Mla(plan) => Box::new(mla::Mla::load(plan, prefix, loader)?),
         AttentionPlan::Gqa(plan) => Box::new(gqa::Gqa::load(plan, prefix, loader)?),
+        AttentionPlan::DeltaNet(plan) => Box::new(delta::DeltaNet::load(plan, prefix, loader)?),
     })
 }

@@ -34,6 +34,17 @@ pub enum ModelError {
         /// Vocabulary size.
         vocab: usize,
     },
+    /// A row of a sequence that is not the next one, in a model with recurrent layers.
+    #[error("a row at position {position} was to be computed where the sequence goes on at {wanted}")]
+    NotNext {
+        /// Position of the row.
+        position: u32,
+        /// The position that comes next.
+        wanted: usize,
+    },
+    /// A cache that was made for another plan.
+    #[error("the sequence's memory has no state for a recurrent layer: it was made for another model")]
+    NoState,
     /// The step was asked to end.
     #[error("cancelled")]
     Cancelled,

@@ -6,11 +6,12 @@ mod glm4;
 mod gpt_oss;
 mod gqa;
 mod minimax;
+mod qwen3_5;
 
 use serde_json::{Value, json};
 
 use crate::config::{ConfigError, ConfigReader};
-use crate::plan::{LayerPlan, Plan};
+use crate::plan::{LayerPlan, NormWeights, Plan};
 
 /// A family that this version runs.
 pub struct Family {
@@ -28,7 +29,10 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "minimax_m2", plan: minimax::plan },
     Family { name: "mixtral", plan: gqa::mixtral },
     Family { name: "olmoe", plan: gqa::olmoe },
+    Family { name: "qwen3_5_moe", plan: qwen3_5::qwen3_5_moe },
+    Family { name: "qwen3_5_moe_text", plan: qwen3_5::qwen3_5_moe_text },
     Family { name: "qwen3_moe", plan: gqa::qwen3_moe },
+    Family { name: "qwen3_next", plan: qwen3_5::qwen3_next },
 ];
 
 impl Plan {
@@ -90,6 +94,7 @@ impl Common {
             vocab: self.vocab,
             max_context: self.max_context,
             norm_eps: self.norm_eps,
+            norms: NormWeights::Plain,
             tied_head: self.tied_head,
             layers,
             draft,

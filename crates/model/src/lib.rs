@@ -31,7 +31,8 @@ pub use kv::{KvCache, Stream};
 pub use model::{LoadOptions, Model, expert_places};
 pub use observer::{ModelEvent, ModelObserver, Selected, Silent};
 pub use plan::{
-    AttentionPlan, ExpertBiasForm, FfnPlan, GqaPlan, IndexerPlan, IndexerUse, KvExpansion, LayerPlan,
-    MlaForm, MlaPlan, MoeNames, MoePlan, Plan, QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
+    AttentionPlan, DecayRate, DeltaNetPlan, DeltaProjections, ExpertBiasForm, FfnPlan, GqaPlan, HeadSharing,
+    IndexerPlan, IndexerUse, KvExpansion, LayerPlan, MlaForm, MlaPlan, MoeNames, MoePlan, NormWeights, Plan,
+    QkNorm, RopePairs, RopePlan, RouterPlan, Scoring,
 };
 pub use step::{CancelFlag, Phase, Row};

@@ -6,11 +6,13 @@ use metaltail_container::{Checkpoint, Inventory, Role, TensorSpec};
 use metaltail_quant::{Format, MatrixLayout, OwnedMatrix};
 
 use crate::error::ModelError;
+use crate::plan::NormWeights;
 
 /// Reads tensors by canonical name; shapes come from the inventory.
 pub(crate) struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     specs: HashMap<&'a str, &'a TensorSpec>,
+    norms: NormWeights,
     progress: &'a dyn Fn(u64),
 }
 
@@ -18,10 +20,11 @@ impl<'a> Loader<'a> {
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         inventory: &'a Inventory,
+        norms: NormWeights,
         progress: &'a dyn Fn(u64),
     ) -> Self {
         let specs = inventory.tensors.iter().map(|spec| (spec.name.as_str(), spec)).collect();
-        Loader { checkpoint, specs, progress }
+        Loader { checkpoint, specs, norms, progress }
     }
 
     fn spec(&self, name: &str) -> Result<&'a TensorSpec, ModelError> {
@@ -43,7 +46,7 @@ impl<'a> Loader<'a> {
         let mut layouts = Vec::new();
         for spec in self.specs.values().filter(|spec| !spec.optional) {
             match spec.role {
-                Role::Norm | Role::Bias | Role::RouterBias => {}
+                Role::Norm | Role::Bias | Role::RouterBias | Role::Convolution => {}
                 Role::Embedding if !tied => {}
                 role if role.keeps_f32() => {
                     layouts.push(MatrixLayout::new(Format::F32, spec.rows, spec.cols)?)
@@ -60,6 +63,15 @@ impl<'a> Loader<'a> {
         let layout = MatrixLayout::new(Format::F32, rows, values.len() / rows.max(1))?;
         let weights = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         Ok(OwnedMatrix::new(layout, weights, Vec::new())?)
+    }
+
+    /// The factors of a norm of the residual stream, of queries or of keys, as the plan says that they are stored.
+    pub(crate) fn norm(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let mut weights = self.floats(name)?;
+        if self.norms == NormWeights::OnePlus {
+            weights.iter_mut().for_each(|weight| *weight += 1.0);
+        }
+        Ok(weights)
     }
 
     /// A vector, or a matrix that is always computed in f32, widened.

@@ -106,9 +106,9 @@ impl Layer {
         let places = experts.iter().find(|layer| layer.layer == index);
         let parts = places.map(|layer| ffn::parts_of(&layer.experts));
         Ok(Layer {
-            attention_norm: loader.floats(&format!("{prefix}input_layernorm.weight"))?,
+            attention_norm: loader.norm(&format!("{prefix}input_layernorm.weight"))?,
             attention: attention::load(&plan.attention, &prefix, loader)?,
-            ffn_norm: loader.floats(&format!("{prefix}post_attention_layernorm.weight"))?,
+            ffn_norm: loader.norm(&format!("{prefix}post_attention_layernorm.weight"))?,
             ffn: ffn::load(&plan.ffn, index, hidden, &prefix, parts, loader)?,
         })
     }
@@ -165,7 +165,7 @@ impl Model {
         options: LoadOptions<'_>,
     ) -> Result<Model, ModelError> {
         let inventory = plan.inventory();
-        let loader = Loader::new(checkpoint, &inventory, options.progress);
+        let loader = Loader::new(checkpoint, &inventory, plan.norms, options.progress);
         let draft = match &plan.draft {
             Some(draft) if options.draft => Some(Draft::load(draft, &plan, experts, &loader)?),
             _ => None,
@@ -208,8 +208,8 @@ impl Model {
     /// after what its cache holds. Returns hidden states after the final norm, rows × hidden.
     ///
     /// # Errors
-    /// Ids outside the vocabulary, experts that cannot be had, cancellation. After an error the
-    /// caches have the lengths that they had before.
+    /// Ids outside the vocabulary, experts that cannot be had, cancellation; with recurrent layers, rows
+    /// that do not follow what a cache holds. After an error the caches are as they were before.
     pub fn forward(
         &self,
         rows: &[Row],
@@ -218,6 +218,7 @@ impl Model {
         observer: &dyn ModelObserver,
         cancel: &CancelFlag,
     ) -> Result<Vec<f32>, ModelError> {
+        caches.iter().enumerate().try_for_each(|(sequence, cache)| cache.check(sequence, rows))?;
         let mut x = vec![0.0; rows.len() * self.plan.hidden];
         for (row, x) in rows.iter().zip(x.chunks_mut(self.plan.hidden)) {
             self.embed(row.token, x)?;
@@ -270,6 +271,7 @@ impl Model {
         observer: &dyn ModelObserver,
     ) -> Result<Vec<f32>, ModelError> {
         let draft = self.draft.as_ref().ok_or(ModelError::NoDraft)?;
+        caches.iter().enumerate().try_for_each(|(sequence, cache)| cache.check(sequence, rows))?;
         let width = self.plan.hidden;
         let eps = self.plan.norm_eps;
         let mut joined = vec![0.0; rows.len() * 2 * width];
@@ -338,7 +340,7 @@ impl Body {
         };
         Ok(Body::Processor {
             layers: plan.layers.iter().enumerate().map(layer).collect::<Result<Vec<_>, _>>()?,
-            final_norm: loader.floats("model.norm.weight")?,
+            final_norm: loader.norm("model.norm.weight")?,
             head,
         })
     }
@@ -352,20 +354,18 @@ impl Draft {
         loader: &Loader<'_>,
     ) -> Result<Draft, ModelError> {
         let index = plan.layers.len() as u32;
-        let floats = |name: &str| loader.floats(&format!("model.layers.{index}.{name}.weight"));
+        let norm = |name: &str| loader.norm(&format!("model.layers.{index}.{name}.weight"));
         Ok(Draft {
-            embedding_norm: floats("enorm")?,
-            hidden_norm: floats("hnorm")?,
+            embedding_norm: norm("enorm")?,
+            hidden_norm: norm("hnorm")?,
             join: Linear::load(&format!("model.layers.{index}.eh_proj.weight"), loader)?,
             layer: Layer::load(draft, index, plan.hidden, experts, loader)?,
-            final_norm: floats("shared_head.norm")?,
+            final_norm: norm("shared_head.norm")?,
         })
     }
 }
 
 /// The rows are part of their sequences from now on.
 fn commit(rows: &[Row], caches: &mut [&mut KvCache]) {
-    for row in rows {
-        caches[row.sequence].commit(row.position as usize + 1);
-    }
+    caches.iter_mut().enumerate().for_each(|(sequence, cache)| cache.commit(sequence, rows));
 }

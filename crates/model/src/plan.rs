@@ -4,6 +4,7 @@
 //! forward pass, memory arithmetic) works from the plan and knows no family.
 
 mod attention;
+mod delta;
 mod ffn;
 
 use metaltail_container::{ExpertLayerSpec, Inventory, Role, TensorSpec};
@@ -12,6 +13,7 @@ pub use attention::{
     AttentionPlan, GqaPlan, IndexerPlan, IndexerUse, KvExpansion, MlaForm, MlaPlan, QkNorm, RopePairs,
     RopePlan,
 };
+pub use delta::{DecayRate, DeltaNetPlan, DeltaProjections, HeadSharing};
 use ffn::swiglu_tensors;
 pub use ffn::{ExpertBiasForm, FfnPlan, MoeNames, MoePlan, RouterPlan, Scoring};
 
@@ -28,12 +30,24 @@ pub struct Plan {
     pub max_context: usize,
     /// `eps` of the layer and final norms.
     pub norm_eps: f32,
+    /// How the factors of norms are stored: those of the residual stream, of queries and of keys.
+    pub norms: NormWeights,
     /// Whether the head is the embedding matrix.
     pub tied_head: bool,
     /// Layers in order.
     pub layers: Vec<LayerPlan>,
     /// The draft (next-next-token) layer, stored after the last.
     pub draft: Option<LayerPlan>,
+}
+
+/// How the factors of a norm are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormWeights {
+    /// As they are.
+    #[default]
+    Plain,
+    /// Less 1, so that zero leaves a state as it is.
+    OnePlus,
 }
 
 /// One decoder layer: attention, then a feed-forward part, each behind a norm.
@@ -78,6 +92,7 @@ impl LayerPlan {
         match &self.attention {
             AttentionPlan::Mla(mla) => mla.tensors(hidden, out),
             AttentionPlan::Gqa(gqa) => gqa.tensors(hidden, out),
+            AttentionPlan::DeltaNet(delta) => delta.tensors(hidden, out),
         }
         match &self.ffn {
             FfnPlan::Dense { width } => swiglu_tensors("mlp", *width, hidden, Role::DenseFfn, out),
@@ -151,6 +166,12 @@ impl Plan {
     /// Floats that one position keeps in the key-value cache over all main layers.
     pub fn kv_floats_per_token(&self) -> usize {
         self.layers.iter().flat_map(|layer| layer.attention.kv_streams()).sum()
+    }
+
+    /// Bytes of one state of a sequence over all main layers that are recurrent, whatever its length.
+    pub fn state_bytes(&self) -> u64 {
+        let sizes = self.layers.iter().filter_map(|layer| layer.attention.state_sizes());
+        sizes.map(|(window, matrix)| 4 * (window as u64).saturating_add(matrix as u64)).sum()
     }
 
     /// Number of main layers with routed experts.

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use metaltail_container::gguf::is_gguf;
 use metaltail_container::{Damage, Draft, Report, Verification, inspect, verify};
-use metaltail_model::{AttentionPlan, Plan};
+use metaltail_model::{AttentionPlan, LayerPlan, Plan};
 use serde_json::{Value, json};
 
 use numerics::Numerics;
@@ -125,12 +125,16 @@ fn to_json(
     Ok(object)
 }
 
+/// The kinds of attention of a model; "hybrid" where layers differ.
 fn attention(plan: &Plan) -> &'static str {
-    match plan.layers.first().map(|layer| &layer.attention) {
-        Some(AttentionPlan::Mla(_)) => "latent",
-        Some(AttentionPlan::Gqa(_)) => "grouped-query",
-        None => "none",
-    }
+    let kind = |layer: &LayerPlan| match &layer.attention {
+        AttentionPlan::Mla(_) => "latent",
+        AttentionPlan::Gqa(_) => "grouped-query",
+        AttentionPlan::DeltaNet(_) => "linear",
+    };
+    let mut kinds = plan.layers.iter().map(kind);
+    let Some(first) = kinds.next() else { return "none" };
+    if kinds.all(|kind| kind == first) { first } else { "hybrid" }
 }
 
 fn architecture(plan: &Plan) -> Value {
@@ -149,6 +153,7 @@ fn architecture(plan: &Plan) -> Value {
         "shared_width": moe.and_then(|moe| moe.shared_width),
         "draft_layer": plan.draft.is_some(),
         "kv_bytes_per_token": plan.kv_floats_per_token() * size_of::<f32>(),
+        "state_bytes": plan.state_bytes(),
     })
 }
 

@@ -5,7 +5,7 @@
 
 /// Where a canonical tensor may be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Candidates {
+pub(crate) struct Candidates {
     /// Whole tensors, the first that is there.
     pub whole: Vec<String>,
     /// The expert whose slice it is of stacked tensors; those of one expert alone are whole.
@@ -14,7 +14,7 @@ pub(super) struct Candidates {
 
 /// One expert's part of a stacked tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Slice {
+pub(crate) struct Slice {
     /// Expert number.
     pub expert: u32,
     /// The tensor that stacks this matrix of all experts.
@@ -24,7 +24,7 @@ pub(super) struct Slice {
 }
 
 /// Where the tensor of a canonical name may be; `None` where GGUF has no such tensor.
-pub(super) fn candidates(canonical: &str) -> Option<Candidates> {
+pub(crate) fn candidates(canonical: &str) -> Option<Candidates> {
     let whole = |names: &[&str]| {
         Some(Candidates { whole: names.iter().map(|name| (*name).to_owned()).collect(), slice: None })
     };
@@ -88,7 +88,7 @@ fn feed_forward(rest: &str) -> Option<String> {
 
 /// A part of a layer outside of its feed-forward block.
 fn layer_part(rest: &str) -> Option<&'static [&'static str]> {
-    const NAMES: [(&str, &[&str]); 35] = [
+    const NAMES: [(&str, &[&str]); 39] = [
         ("input_layernorm.weight", &["attn_norm.weight"]),
         ("post_attention_layernorm.weight", &["ffn_norm.weight", "post_attention_norm.weight"]),
         ("self_attn.q_proj.weight", &["attn_q.weight"]),
@@ -120,6 +120,10 @@ fn layer_part(rest: &str) -> Option<&'static [&'static str]> {
         ("linear_attn.in_proj_a.weight", &["ssm_alpha.weight"]),
         ("linear_attn.in_proj_b.weight", &["ssm_beta.weight"]),
         ("linear_attn.out_proj.weight", &["ssm_out.weight"]),
+        ("linear_attn.conv1d.weight", &["ssm_conv1d.weight"]),
+        ("linear_attn.A_log", &["ssm_a"]),
+        ("linear_attn.dt_bias", &["ssm_dt.bias"]),
+        ("linear_attn.norm.weight", &["ssm_norm.weight"]),
         ("eh_proj.weight", &["nextn.eh_proj.weight"]),
         ("enorm.weight", &["nextn.enorm.weight"]),
         ("hnorm.weight", &["nextn.hnorm.weight"]),

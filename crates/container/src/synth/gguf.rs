@@ -10,7 +10,8 @@ use serde_json::Value as Json;
 use super::values::Values;
 use super::{Meter, SynthOptions, SynthReport, blocks, check_space, empty_directory, tokenizer};
 use crate::convert::OnProgress;
-use crate::gguf::{candidates, Array, GgufPlan, GgufTensorSpec, Scalar, Scalars, Strings, TensorType, Text, Value, ValueKind,
+use crate::gguf::{
+    Array, GgufPlan, GgufTensorSpec, Scalar, Scalars, Strings, TensorType, Text, Value, ValueKind, candidates,
 };
 use crate::slab_writer::WriteError;
 use crate::slab_writer::directory::NewDirs;

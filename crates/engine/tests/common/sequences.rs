@@ -59,8 +59,8 @@ impl<'e> Sequences<'e> {
         self.caches[sequence].len()
     }
 
-    /// Forgets what a sequence holds from `len` on.
-    pub fn truncate(&mut self, sequence: usize, len: usize) {
-        self.caches[sequence].truncate(len);
+    /// Forgets what a sequence holds from `len` on; how much it holds then.
+    pub fn truncate(&mut self, sequence: usize, len: usize) -> usize {
+        self.caches[sequence].truncate(len)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use metaltail_kernels::{rms_norm_in_place, softmax_in_place};
+use metaltail_kernels::{rms_norm_in_place, sigmoid, softmax_in_place};
 
 use crate::attention::Attention;
 use crate::error::ModelError;
@@ -60,7 +60,7 @@ impl Gqa {
     pub(super) fn load(plan: &GqaPlan, prefix: &str, loader: &Loader<'_>) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{prefix}self_attn.{part}");
         let projection = |part: &str| Projection::load(&name(part), plan.bias, loader);
-        let norm = |part: &str| loader.floats(&format!("{}.weight", name(part)));
+        let norm = |part: &str| loader.norm(&format!("{}.weight", name(part)));
         Ok(Gqa {
             plan: plan.clone(),
             query: projection("q_proj")?,
@@ -73,6 +73,20 @@ impl Gqa {
             },
             sinks: plan.sinks.then(|| loader.floats(&name("sinks"))).transpose()?,
         })
+    }
+
+    /// Queries of `n` rows, and the gates of their heads where the plan has them.
+    fn queries(&self, cx: &StepContext<'_, '_>, h: &[f32], n: usize) -> (Vec<f32>, Option<Vec<f32>>) {
+        let both = self.query.forward(cx, h, n);
+        if !self.plan.gate {
+            return (both, None);
+        }
+        let (mut queries, mut gates) = (Vec::new(), Vec::new());
+        for head in both.chunks(2 * self.plan.head_dim) {
+            queries.extend_from_slice(&head[..self.plan.head_dim]);
+            gates.extend_from_slice(&head[self.plan.head_dim..]);
+        }
+        (queries, Some(gates))
     }
 
     /// Norms (over pieces as long as `norm`, where there is one) and rotates all heads of one row.
@@ -122,7 +136,7 @@ impl Attention for Gqa {
         let n = cx.rows.len();
         let (heads, dim) = (self.plan.heads, self.plan.head_dim);
         let share = heads / self.plan.kv_heads;
-        let mut queries = self.query.forward(cx, h, n);
+        let (mut queries, gates) = self.queries(cx, h, n);
         let norm = self.norms.as_ref().map(|norms| norms.0.as_slice());
         for (row, query) in cx.rows.iter().zip(queries.chunks_mut(heads * dim)) {
             self.prepare(norm, row.position, query);
@@ -149,6 +163,9 @@ impl Attention for Gqa {
                     cx.kernels.axpy(weight, &streams[1].row(t)[span.clone()], value);
                 }
             });
+        }
+        for (value, gate) in mixed.iter_mut().zip(gates.iter().flatten()) {
+            *value *= sigmoid(*gate);
         }
         self.output.forward_into(cx, &mixed, n, out);
         Ok(())

@@ -108,6 +108,7 @@ pub(super) fn moe(config: &ConfigReader<'_>, scale_default: f64) -> Result<MoePl
         shared_width: (shared > 0).then_some(shared * width),
         activation: Activation::SwiGlu,
         expert_biases: None,
+        shared_gate: false,
         names: MoeNames::MLP,
     })
 }

@@ -99,6 +99,7 @@ fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
             scale: 1.0,
         },
         shared_width: None,
+        shared_gate: false,
         activation: Activation::ClampedSwiGlu { alpha: alpha as f32, limit: limit as f32 },
         expert_biases: Some(biases),
         names: MoeNames::STACKED,

@@ -49,7 +49,8 @@ pub(super) fn qwen3_moe(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> 
     Ok(common.plan(config.family(), layers, None))
 }
 
-fn dense_layers(config: &ConfigReader<'_>) -> Result<Vec<usize>, ConfigError> {
+/// Layers without routed experts, by `mlp_only_layers`.
+pub(super) fn dense_layers(config: &ConfigReader<'_>) -> Result<Vec<usize>, ConfigError> {
     let Some(value) = config.get("mlp_only_layers") else { return Ok(Vec::new()) };
     let wrong = || ConfigError::Type {
         key: "mlp_only_layers".into(),
@@ -113,6 +114,7 @@ pub(super) fn grouped(
         output_bias: false,
         sinks: false,
         window: None,
+        gate: false,
     })
 }
 
@@ -129,7 +131,8 @@ pub(super) fn head_dim(config: &ConfigReader<'_>, common: &Common) -> Result<usi
     config.size_or("head_dim", common.hidden / heads, 2..=4096)
 }
 
-fn softmax_moe(
+/// Experts behind a softmax router; `width_key` is the configuration's name of their width.
+pub(super) fn softmax_moe(
     config: &ConfigReader<'_>,
     width_key: &str,
     normalise_default: bool,
@@ -153,6 +156,7 @@ fn softmax_moe(
         shared_width: None,
         activation: Activation::SwiGlu,
         expert_biases: None,
+        shared_gate: false,
         names,
     })
 }

@@ -72,6 +72,7 @@ fn moe(config: &ConfigReader<'_>) -> Result<MoePlan, ConfigError> {
         shared_width: None,
         activation: Activation::SwiGlu,
         expert_biases: None,
+        shared_gate: false,
         names: MoeNames::BLOCK_SPARSE,
     })
 }

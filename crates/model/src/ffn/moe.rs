@@ -1,6 +1,7 @@
 //! Mixture of experts with its dense weights on the processor: route, fetch each distinct expert once, compute, add in
 //! a fixed order.
 
+use metaltail_kernels::sigmoid;
 use metaltail_store::ExpertStore;
 
 use crate::error::ModelError;
@@ -24,6 +25,8 @@ pub(super) struct Moe {
     /// Added to the scores for the choice alone.
     correction: Option<Vec<f32>>,
     shared: Option<SwiGlu>,
+    /// One row, whose product with a row's state decides how much of the shared expert is added.
+    shared_gate: Option<Linear>,
 }
 
 impl Moe {
@@ -42,10 +45,12 @@ impl Moe {
             Some(_) => Some(SwiGlu::load(&plan.names.shared(prefix), loader)?),
             None => None,
         };
+        let gate = plan.shared_gate.then(|| Linear::load_f32(&plan.names.shared_gate(prefix), 1, loader));
+        let shared_gate = gate.transpose()?;
         let router = Linear::load_f32(&plan.names.router(prefix), plan.experts, loader)?;
         let biases = LayerBiases::load(plan, hidden, prefix, loader)?;
         let routed = Routed::new(plan, layer, parts).with_biases(biases);
-        Ok(Moe { routed, hidden, router, logit_bias, correction, shared })
+        Ok(Moe { routed, hidden, router, logit_bias, correction, shared, shared_gate })
     }
 
     /// Experts of every row, and how many rows had scores that are not numbers.
@@ -103,6 +108,7 @@ impl FeedForward for Moe {
         drop(held);
         submitted?;
         let products = finished?;
+        let gates = self.shared_gate.as_ref().map(|gate| gate.forward(cx.kernels, cx.pool, h, cx.rows.len()));
         for (r, (choice, out)) in choices.iter().zip(out.chunks_mut(self.hidden)).enumerate() {
             out.fill(0.0);
             for (rank, (_, weight)) in choice.iter().enumerate() {
@@ -110,7 +116,8 @@ impl FeedForward for Moe {
                 cx.kernels.axpy(*weight, &products[start..start + self.hidden], out);
             }
             if let Some(shared) = &shared {
-                cx.kernels.axpy(1.0, &shared[r * self.hidden..(r + 1) * self.hidden], out);
+                let weight = gates.as_ref().map_or(1.0, |gates| sigmoid(gates[r]));
+                cx.kernels.axpy(weight, &shared[r * self.hidden..(r + 1) * self.hidden], out);
             }
         }
         Ok(())

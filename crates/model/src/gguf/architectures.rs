@@ -26,6 +26,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture { names: &["llama"], family: "mixtral", describe: llama },
     Architecture { names: &["minimax-m2"], family: "minimax_m2", describe: minimax_m2 },
     Architecture { names: &["olmoe"], family: "olmoe", describe: olmoe },
+    Architecture { names: &["qwen35moe"], family: "qwen3_5_moe_text", describe: qwen35moe },
     Architecture { names: &["qwen3moe"], family: "qwen3_moe", describe: qwen3moe },
 ];
 
@@ -91,6 +92,35 @@ fn qwen3moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigEr
     let dense: Vec<u64> =
         (0..layers).filter(|layer| metadata.has(&format!("blk.{layer}.ffn_gate.weight"))).collect();
     insert(config, "mlp_only_layers", dense);
+    Ok(())
+}
+
+/// Delta nets between attention. The converter adds the one to norms, takes the exponential of the rates of decay and
+/// puts the value heads in another order.
+fn qwen35moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    let head = head_dim(metadata, config)?;
+    gating(metadata, 1)?;
+    insert(config, "num_experts", metadata.need("expert_count")?);
+    insert(config, "shared_expert_intermediate_size", metadata.need("expert_shared_feed_forward_length")?);
+    if let (Some(dim), Some(head)) = (metadata.number("rope.dimension_count")?, head) {
+        insert(config, "partial_rotary_factor", json!(dim as f64 / head.max(1) as f64));
+    }
+    let (layers, _) = metadata.layers()?;
+    let recurrent = |layer| metadata.has(&format!("blk.{layer}.ssm_a"));
+    let kind = |layer| if recurrent(layer) { "linear_attention" } else { "full_attention" };
+    insert(config, "layer_types", (0..layers).map(kind).collect::<Vec<_>>());
+    let (inner, heads) = (metadata.need("ssm.inner_size")?, metadata.need("ssm.time_step_rank")?);
+    if heads == 0 || !inner.is_multiple_of(heads) {
+        return Err(ConfigError::Inconsistent(format!("values of {inner} numbers in {heads} heads")));
+    }
+    insert(config, "linear_num_value_heads", heads);
+    insert(config, "linear_value_head_dim", inner / heads);
+    insert(config, "linear_num_key_heads", metadata.need("ssm.group_count")?);
+    insert(config, "linear_key_head_dim", metadata.need("ssm.state_size")?);
+    insert(config, "linear_conv_kernel_dim", metadata.need("ssm.conv_kernel")?);
+    for key in ["norm_weights_plain", "linear_heads_modulo", "linear_rates_plain"] {
+        insert(config, key, true);
+    }
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use metaltail_container::Role;
 
-use super::Tensors;
+use super::{DeltaNetPlan, Tensors};
 
 /// Attention kinds.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,6 +11,8 @@ pub enum AttentionPlan {
     Mla(MlaPlan),
     /// Grouped-query attention.
     Gqa(GqaPlan),
+    /// Linear attention with a recurrent state.
+    DeltaNet(DeltaNetPlan),
 }
 
 /// How multi-head latent attention is computed. Both give the same numbers up to rounding;
@@ -109,6 +111,9 @@ pub struct GqaPlan {
     pub sinks: bool,
     /// Positions that a row attends to, its own and those before it; all where there is none.
     pub window: Option<usize>,
+    /// Whether the projection of queries gives each head a gate too, as wide and right after its query: the
+    /// head's result is multiplied by the gate's sigmoid.
+    pub gate: bool,
 }
 
 /// What the norm of queries and keys runs over.
@@ -156,6 +161,16 @@ impl AttentionPlan {
                 streams
             }
             AttentionPlan::Gqa(gqa) => vec![gqa.kv_heads * gqa.head_dim; 2],
+            AttentionPlan::DeltaNet(_) => Vec::new(),
+        }
+    }
+
+    /// Of a recurrent layer, the numbers that one state of a sequence has: those of its convolution's
+    /// window, and its matrices.
+    pub fn state_sizes(&self) -> Option<(usize, usize)> {
+        match self {
+            AttentionPlan::DeltaNet(delta) => Some(delta.state_sizes()),
+            AttentionPlan::Mla(_) | AttentionPlan::Gqa(_) => None,
         }
     }
 }
@@ -200,12 +215,13 @@ impl MlaPlan {
 impl GqaPlan {
     pub(super) fn tensors(&self, hidden: usize, out: &mut Tensors<'_>) {
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        out.matrix("self_attn.q_proj.weight", q, hidden, Role::Attention);
+        let gated = if self.gate { 2 * q } else { q };
+        out.matrix("self_attn.q_proj.weight", gated, hidden, Role::Attention);
         out.matrix("self_attn.k_proj.weight", kv, hidden, Role::Attention);
         out.matrix("self_attn.v_proj.weight", kv, hidden, Role::Attention);
         out.matrix("self_attn.o_proj.weight", hidden, q, Role::Attention);
         if self.bias {
-            out.vector("self_attn.q_proj.bias", q, Role::Bias);
+            out.vector("self_attn.q_proj.bias", gated, Role::Bias);
             out.vector("self_attn.k_proj.bias", kv, Role::Bias);
             out.vector("self_attn.v_proj.bias", kv, Role::Bias);
         }

@@ -34,6 +34,8 @@ pub struct MoePlan {
     pub activation: Activation,
     /// Whether experts add biases to their products, and how those are stored.
     pub expert_biases: Option<ExpertBiasForm>,
+    /// Whether the shared expert's result is multiplied by the sigmoid of a learned product with the input.
+    pub shared_gate: bool,
     /// What its tensors are called.
     pub names: MoeNames,
 }
@@ -56,6 +58,8 @@ pub struct MoeNames {
     pub router: &'static str,
     /// The router's correction bias, within the block.
     pub correction_bias: &'static str,
+    /// The shared expert, within the block.
+    pub shared: &'static str,
     /// Gate, up and down of an expert, after its number.
     pub expert: [&'static str; 3],
     /// Tensors of all experts, where Hugging Face checkpoints have those.
@@ -68,6 +72,7 @@ impl MoeNames {
         block: "mlp",
         router: "gate",
         correction_bias: "gate.e_score_correction_bias",
+        shared: "shared_experts",
         expert: [".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"],
         stacked: None,
     };
@@ -76,6 +81,7 @@ impl MoeNames {
         block: "block_sparse_moe",
         router: "gate",
         correction_bias: "e_score_correction_bias",
+        shared: "shared_experts",
         expert: [".w1.weight", ".w3.weight", ".w2.weight"],
         stacked: None,
     };
@@ -85,6 +91,9 @@ impl MoeNames {
         stacked: Some(StackedNames { gate_up: "gate_up_proj", down: "down_proj" }),
         ..MoeNames::MLP
     };
+
+    /// Those of Qwen's families with a shared expert, of which there is only one.
+    pub const ONE_SHARED: MoeNames = MoeNames { shared: "shared_expert", ..MoeNames::MLP };
 
     /// Name of the router's matrix; `prefix` is the layer's.
     pub(crate) fn router(&self, prefix: &str) -> String {
@@ -108,7 +117,12 @@ impl MoeNames {
 
     /// Name of the shared expert, before its matrices.
     pub(crate) fn shared(&self, prefix: &str) -> String {
-        format!("{prefix}{}.shared_experts", self.block)
+        format!("{prefix}{}.{}", self.block, self.shared)
+    }
+
+    /// Name of what gates the shared expert.
+    pub(crate) fn shared_gate(&self, prefix: &str) -> String {
+        format!("{prefix}{}.{}_gate.weight", self.block, self.shared)
     }
 }
 
@@ -171,6 +185,9 @@ impl MoePlan {
         }
         if let Some(width) = self.shared_width {
             swiglu_tensors(&self.names.shared(""), width, hidden, Role::SharedExpert, out);
+        }
+        if self.shared_gate {
+            out.vector(&self.names.shared_gate(""), hidden, Role::Gate);
         }
     }
 }
