@@ -7,10 +7,11 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use metaltail_container::convert::{ConvertOptions, Target, convert};
+use metaltail_container::synth::{Like, SynthFormat, SynthOptions, synth};
 use metaltail_container::{
     Checkpoint, Error, ExpertLayerSpec, Inventory, Part, StackedNames, inspect, verify,
 };
-use metaltail_quant::{MatrixRef, dequantize};
+use metaltail_quant::{Format, MatrixRef, dequantize};
 use support::{EXPERTS, HIDDEN, Shard, WIDTH, hf_shard, inventory, model_dir, values};
 
 const LAYERS: u32 = 2;
@@ -274,4 +275,30 @@ fn widths_that_are_no_whole_blocks_are_refused() {
     let dir = model_dir(&published(&stacked()));
     let error = Checkpoint::open(dir.path()).unwrap().check(&inventory).unwrap_err();
     assert!(matches!(error, Error::Layout { .. }), "{error}");
+}
+
+/// The forms of a synthetic model hold the same numbers, however a form stores experts.
+#[test]
+fn a_synthetic_checkpoint_stacks_what_its_container_has_apart() {
+    let inventory = stacked();
+    let dir = tempfile::tempdir().unwrap();
+    let config = serde_json::json!({"model_type": "tiny"});
+    let write = |format, name: &str| {
+        let base = SynthOptions::new(Like::Tiny, format);
+        let options = SynthOptions { experts: Format::Bf16, rest: Format::Bf16, shards: Some(1), ..base };
+        let to = dir.path().join(name);
+        let report = synth(&to, &config, &inventory, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+        let checkpoint = Checkpoint::open(&to).unwrap();
+        assert_eq!(checkpoint.check(&inventory).unwrap().unused, 0);
+        (checkpoint, report)
+    };
+    let ((hf, report), (slab, _)) = (write(SynthFormat::Hf, "hf"), write(SynthFormat::Slab, "slab"));
+    let files: u64 = hf.files().iter().map(|file| std::fs::metadata(file).unwrap().len()).sum();
+    assert_eq!(report.bytes, files);
+    for layer in &inventory.experts {
+        for expert in 0..layer.count {
+            assert!(hf.expert(layer, expert).unwrap().repack.is_some());
+            assert_eq!(found(&hf, layer, expert), found(&slab, layer, expert));
+        }
+    }
 }

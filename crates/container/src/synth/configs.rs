@@ -1,6 +1,6 @@
 //! Configurations of synthetic models, as data in Hugging Face key names.
 //!
-//! The sizes of GLM-5.2, OLMoE, Qwen3-30B-A3B and DeepSeek-V3 are the published ones.
+//! The sizes of GLM-5.2, OLMoE, Qwen3-30B-A3B, DeepSeek-V3 and gpt-oss-120b are the published ones.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,12 +29,22 @@ pub enum Like {
     Qwen3Moe,
     /// DeepSeek-V3.
     DeepseekV3,
+    /// gpt-oss-120b.
+    GptOss,
 }
 
 impl Like {
     /// All of them.
-    pub const ALL: [Like; 7] =
-        [Like::Tiny, Like::Wide, Like::Fat, Like::Glm52, Like::Olmoe, Like::Qwen3Moe, Like::DeepseekV3];
+    pub const ALL: [Like; 8] = [
+        Like::Tiny,
+        Like::Wide,
+        Like::Fat,
+        Like::Glm52,
+        Like::Olmoe,
+        Like::Qwen3Moe,
+        Like::DeepseekV3,
+        Like::GptOss,
+    ];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
@@ -46,6 +56,7 @@ impl Like {
             Like::Olmoe => "olmoe",
             Like::Qwen3Moe => "qwen3-moe",
             Like::DeepseekV3 => "deepseek-v3",
+            Like::GptOss => "gpt-oss",
         }
     }
 
@@ -63,7 +74,9 @@ impl fmt::Display for Like {
 
 /// A name that no synthetic model has.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("unknown synthetic model {0:?}: expected tiny, wide, fat, glm-5.2, olmoe, qwen3-moe or deepseek-v3")]
+#[error(
+    "unknown synthetic model {0:?}: expected tiny, wide, fat, glm-5.2, olmoe, qwen3-moe, deepseek-v3 or gpt-oss"
+)]
 pub struct ParseLikeError(pub String);
 
 impl FromStr for Like {
@@ -92,6 +105,7 @@ pub fn config(like: Like, layers: Option<u32>, experts: Option<u32>) -> Result<V
         Like::Olmoe => olmoe(),
         Like::Qwen3Moe => qwen3_moe(),
         Like::DeepseekV3 => deepseek_v3(),
+        Like::GptOss => gpt_oss(),
     };
     if like.made_up() {
         config.insert("vocab_size".to_owned(), BYTE_VOCABULARY.into());
@@ -128,11 +142,20 @@ fn indexer_types(layers: u32, freq: u32, offset: u32) -> Value {
     (0..layers).map(|i| if full(i) { "full" } else { "shared" }).collect()
 }
 
+/// Windows in every other layer, from the first on.
+fn layer_types(layers: u32) -> Value {
+    let slides = |i: u32| i.is_multiple_of(2);
+    (0..layers).map(|i| if slides(i) { "sliding_attention" } else { "full_attention" }).collect()
+}
+
 fn set_layers(config: &mut Map<String, Value>, layers: u32) {
     config.insert("num_hidden_layers".to_owned(), layers.into());
     let freq = number(config, "index_topk_freq");
     if let (Some(freq), Some(offset)) = (freq, number(config, "index_skip_topk_offset")) {
         config.insert("indexer_types".to_owned(), indexer_types(layers, freq, offset));
+    }
+    if config.contains_key("layer_types") {
+        config.insert("layer_types".to_owned(), layer_types(layers));
     }
     if let Some(dense) = number(config, "first_k_dense_replace") {
         config.insert("first_k_dense_replace".to_owned(), dense.min(layers).into());
@@ -140,7 +163,8 @@ fn set_layers(config: &mut Map<String, Value>, layers: u32) {
 }
 
 fn set_experts(config: &mut Map<String, Value>, experts: u32) {
-    let key = if config.contains_key("num_experts") { "num_experts" } else { "n_routed_experts" };
+    let known = ["num_experts", "num_local_experts"].into_iter().find(|key| config.contains_key(*key));
+    let key = known.unwrap_or("n_routed_experts");
     config.insert(key.to_owned(), experts.into());
     let chosen = number(config, "num_experts_per_tok").unwrap_or(1).min(experts);
     config.insert("num_experts_per_tok".to_owned(), chosen.into());
@@ -368,6 +392,37 @@ fn deepseek_v3() -> Map<String, Value> {
     }))
 }
 
+fn gpt_oss() -> Map<String, Value> {
+    object(json!({
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "attention_bias": true,
+        "layer_types": layer_types(36),
+        "sliding_window": 128,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": false,
+        },
+        "max_position_embeddings": 131072,
+        "vocab_size": 201088,
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -400,6 +455,9 @@ mod tests {
         let ungrouped = config(Like::DeepseekV3, None, Some(10)).unwrap();
         assert_eq!((&ungrouped["n_group"], &ungrouped["topk_group"]), (&json!(1), &json!(1)));
         assert_eq!(config(Like::Olmoe, None, Some(16)).unwrap()["num_experts"], 16);
+        let oss = config(Like::GptOss, Some(3), Some(2)).unwrap();
+        assert_eq!(oss["layer_types"].as_array().unwrap().len(), 3);
+        assert_eq!((&oss["num_local_experts"], &oss["num_experts_per_tok"]), (&json!(2), &json!(2)));
     }
 
     #[test]

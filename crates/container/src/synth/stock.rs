@@ -15,7 +15,7 @@ use crate::slab_writer::file::{
     FilePlan, FilePlanner, FileWriter, dtype, sync_dir, weights_shape, write_atomic,
 };
 use crate::slab_writer::parallel::{in_order, worker_threads};
-use crate::{Inventory, Part, Role};
+use crate::{ExpertLayerSpec, Inventory, Part, Role, StackedNames};
 
 /// Header padding of the stock writer.
 const STOCK_ALIGN: u64 = 8;
@@ -34,11 +34,62 @@ struct Unit {
     draft: bool,
     indexer: bool,
     matrices: Vec<Matrix>,
+    /// All experts of a layer, in place of matrices.
+    stack: Option<Stack>,
 }
 
 impl Unit {
     fn bytes(&self, form: Form) -> u64 {
-        self.matrices.iter().map(|m| form.bytes(&m.layout)).sum()
+        let stacked = self.stack.iter().flat_map(Stack::entries).map(|entry| entry.bytes);
+        self.matrices.iter().map(|m| form.bytes(&m.layout)).chain(stacked).sum()
+    }
+
+    fn entries(&self, form: Form) -> Vec<Entry> {
+        let stacked = self.stack.iter().flat_map(Stack::entries);
+        self.matrices.iter().flat_map(|m| form.entries(m)).chain(stacked).collect()
+    }
+}
+
+/// The experts of a layer that share tensors.
+#[derive(Clone)]
+struct Stack {
+    spec: ExpertLayerSpec,
+    names: StackedNames,
+    layouts: [MatrixLayout; 3],
+}
+
+impl Stack {
+    /// Its two tensors, inputs before outputs, gate and up in turn.
+    fn entries(&self) -> Vec<Entry> {
+        let entry = |name: &str, parts: &'static [Part]| {
+            let layout = self.layouts[parts[0] as usize];
+            let shape = vec![self.spec.count as usize, layout.cols(), parts.len() * layout.rows()];
+            let numbers = shape.iter().fold(1u64, |product, &dim| product.saturating_mul(dim as u64));
+            Entry {
+                name: format!("{}{name}", self.spec.prefix),
+                dtype: "BF16",
+                shape,
+                bytes: numbers.saturating_mul(2),
+                content: Content::Stack(self.clone(), parts),
+            }
+        };
+        vec![entry(self.names.gate_up, &[Part::Gate, Part::Up]), entry(self.names.down, &[Part::Down])]
+    }
+
+    /// The bytes of one expert in the tensor of these parts.
+    fn expert(&self, parts: &[Part], expert: u32, values: Values) -> Result<Vec<u8>, WriteError> {
+        let of = |part: &Part| {
+            let (name, layout) = (self.spec.name(expert, *part), self.layouts[*part as usize]);
+            Matrix { name, role: Role::DenseFfn, layout }.bytes(Piece::Bf16, values)
+        };
+        let stored = parts.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+        let layout = self.layouts[parts[0] as usize];
+        let (rows, cols) = (layout.rows(), layout.cols());
+        let mut out = Vec::with_capacity(parts.len() * rows * cols * 2);
+        for at in (0..cols).flat_map(|col| (0..rows).map(move |row| (row * cols + col) * 2)) {
+            stored.iter().for_each(|part| out.extend_from_slice(&part[at..at + 2]));
+        }
+        Ok(out)
     }
 }
 
@@ -52,14 +103,21 @@ enum Piece {
 }
 
 /// One tensor of a file.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Entry {
     name: String,
     dtype: &'static str,
     shape: Vec<usize>,
     bytes: u64,
-    matrix: Matrix,
-    piece: Piece,
+    content: Content,
+}
+
+/// Where the bytes of a tensor come from.
+#[derive(Clone)]
+enum Content {
+    Matrix(Matrix, Piece),
+    /// These matrices of all experts, made one expert at a time.
+    Stack(Stack, &'static [Part]),
 }
 
 /// A file and its tensors in the order of their bytes.
@@ -92,8 +150,7 @@ impl Form {
             dtype,
             shape,
             bytes: bytes as u64,
-            matrix: matrix.clone(),
-            piece,
+            content: Content::Matrix(matrix.clone(), piece),
         };
         let name = matrix.name.clone();
         if self == Form::Hf {
@@ -128,7 +185,7 @@ fn rank(dtype: &str) -> u8 {
 }
 
 /// All matrices, layer by layer.
-fn units(inventory: &Inventory, layouts: &Layouts) -> Result<Vec<Unit>, WriteError> {
+fn units(inventory: &Inventory, layouts: &Layouts, form: Form) -> Result<Vec<Unit>, WriteError> {
     let draft_layers = inventory.draft_layers();
     let mut units = Vec::new();
     for spec in &inventory.tensors {
@@ -140,10 +197,17 @@ fn units(inventory: &Inventory, layouts: &Layouts) -> Result<Vec<Unit>, WriteErr
             indexer: matches!(spec.role, Role::Indexer | Role::IndexerWeights)
                 || spec.name.contains(".indexer."),
             matrices: vec![Matrix { name: spec.name.clone(), role: spec.role, layout }],
+            stack: None,
         });
     }
     for spec in &inventory.experts {
         let three = layouts.experts(spec)?;
+        if let (Form::Hf, Some(names)) = (form, spec.stacked) {
+            let stack = Some(Stack { spec: spec.clone(), names, layouts: three });
+            let (layer, draft) = (Some(spec.layer), spec.draft);
+            units.push(Unit { layer, draft, indexer: false, matrices: Vec::new(), stack });
+            continue;
+        }
         for expert in 0..spec.count {
             let matrices = Part::ALL
                 .map(|part| Matrix {
@@ -152,7 +216,8 @@ fn units(inventory: &Inventory, layouts: &Layouts) -> Result<Vec<Unit>, WriteErr
                     layout: three[part as usize],
                 })
                 .to_vec();
-            units.push(Unit { layer: Some(spec.layer), draft: spec.draft, indexer: false, matrices });
+            let (layer, draft) = (Some(spec.layer), spec.draft);
+            units.push(Unit { layer, draft, indexer: false, matrices, stack: None });
         }
     }
     units.sort_by_key(|u| u.layer);
@@ -182,8 +247,7 @@ fn plan(
     form: Form,
     metadata: &BTreeMap<&str, String>,
 ) -> Result<StockFile, WriteError> {
-    let matrices = units.iter().flat_map(|u| &u.matrices);
-    let mut entries: Vec<Entry> = matrices.flat_map(|m| form.entries(m)).collect();
+    let mut entries: Vec<Entry> = units.iter().flat_map(|unit| unit.entries(form)).collect();
     entries.sort_by(|a, b| (rank(a.dtype), &a.name).cmp(&(rank(b.dtype), &b.name)));
     let mut planner = FilePlanner::new(name);
     for entry in &entries {
@@ -199,7 +263,7 @@ fn files(
     form: Form,
     count: u64,
 ) -> Result<Vec<StockFile>, WriteError> {
-    let units = units(inventory, layouts)?;
+    let units = units(inventory, layouts, form)?;
     if form == Form::Hf {
         let shards = shards(&units.iter().collect::<Vec<_>>(), form, count);
         let metadata = BTreeMap::from([("format", "pt".to_owned())]);
@@ -240,9 +304,12 @@ impl StockPlan {
         const SHARD: u64 = 5 << 30;
         let count = match shards {
             Some(count) => count,
-            None => {
-                units(inventory, layouts)?.iter().map(|u| u.bytes(form)).sum::<u64>().div_ceil(SHARD).max(1)
-            }
+            None => units(inventory, layouts, form)?
+                .iter()
+                .map(|u| u.bytes(form))
+                .sum::<u64>()
+                .div_ceil(SHARD)
+                .max(1),
         };
         Ok(StockPlan { files: files(inventory, layouts, form, count)?, form })
     }
@@ -256,8 +323,10 @@ impl StockPlan {
     pub(super) fn write(&self, dir: &Path, values: Values, meter: &mut Meter<'_>) -> Result<(), WriteError> {
         for file in &self.files {
             let mut writer = FileWriter::create(dir, &file.plan)?;
-            let make = |i: usize| file.entries[i].make(values);
-            in_order(file.entries.len(), worker_threads(), make, |_, bytes: Vec<u8>| {
+            let chunks: Vec<(&Entry, u32)> =
+                file.entries.iter().flat_map(|e| (0..e.chunks()).map(move |chunk| (e, chunk))).collect();
+            let make = |i: usize| chunks[i].0.make(chunks[i].1, values);
+            in_order(chunks.len(), worker_threads(), make, |_, bytes: Vec<u8>| {
                 writer.write(&bytes)?;
                 meter.report(file.plan.name(), writer.written())
             })?;
@@ -280,20 +349,38 @@ impl StockPlan {
 }
 
 impl Entry {
-    /// The tensor's bytes.
-    fn make(&self, values: Values) -> Result<Vec<u8>, WriteError> {
-        let Matrix { name, role, layout } = &self.matrix;
+    /// Pieces in which it is made, so that none is larger than a matrix or two.
+    fn chunks(&self) -> u32 {
+        match &self.content {
+            Content::Matrix(..) => 1,
+            Content::Stack(stack, _) => stack.spec.count,
+        }
+    }
+
+    /// The bytes of one of them.
+    fn make(&self, chunk: u32, values: Values) -> Result<Vec<u8>, WriteError> {
+        match &self.content {
+            Content::Matrix(matrix, piece) => matrix.bytes(*piece, values),
+            Content::Stack(stack, parts) => stack.expert(parts, chunk, values),
+        }
+    }
+}
+
+impl Matrix {
+    /// The bytes of a tensor that is made of it.
+    fn bytes(&self, piece: Piece, values: Values) -> Result<Vec<u8>, WriteError> {
+        let Matrix { name, role, layout } = self;
         let mut weights = Vec::new();
-        if self.piece != Piece::Scales {
+        if piece != Piece::Scales {
             weights.resize(layout.weight_bytes(), 0);
             values.weights(name, *role, *layout, &mut weights)?;
         }
-        if self.piece == Piece::Weights {
+        if piece == Piece::Weights {
             return Ok(weights);
         }
         let mut scales = vec![0; layout.scale_bytes()];
         values.scales(name, *role, *layout, &mut scales)?;
-        if self.piece == Piece::Scales {
+        if piece == Piece::Scales {
             return Ok(scales);
         }
         let stored = MatrixRef::new(*layout, &weights, &scales).map_err(WriteError::layout(name))?;
