@@ -18,7 +18,7 @@ fn windows(config: &Value) -> Vec<Option<usize>> {
     let plan = Plan::from_config(config).unwrap();
     let window = |layer: &crate::plan::LayerPlan| match &layer.attention {
         AttentionPlan::Gqa(gqa) => gqa.window,
-        AttentionPlan::Mla(_) => panic!("latent attention"),
+        _ => panic!("latent attention"),
     };
     plan.layers.iter().map(window).collect()
 }
