@@ -22,6 +22,7 @@ pub struct Family {
 
 /// All families, in alphabetical order.
 pub const FAMILIES: &[Family] = &[
+    Family { name: "deepseek_v2", plan: deepseek::v2 },
     Family { name: "deepseek_v3", plan: deepseek::plan },
     Family { name: "glm4_moe", plan: glm4::plan },
     Family { name: "glm_moe_dsa", plan: glm::plan },
@@ -29,6 +30,7 @@ pub const FAMILIES: &[Family] = &[
     Family { name: "minimax_m2", plan: minimax::plan },
     Family { name: "mixtral", plan: gqa::mixtral },
     Family { name: "olmoe", plan: gqa::olmoe },
+    Family { name: "qwen2_moe", plan: gqa::qwen2_moe },
     Family { name: "qwen3_5_moe", plan: qwen3_5::qwen3_5_moe },
     Family { name: "qwen3_5_moe_text", plan: qwen3_5::qwen3_5_moe_text },
     Family { name: "qwen3_moe", plan: gqa::qwen3_moe },

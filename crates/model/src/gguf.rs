@@ -64,8 +64,8 @@ fn configuration(gguf: &Gguf) -> Result<Value, ConfigError> {
     })?;
     let mut config = Map::new();
     metadata.common(&mut config)?;
-    (known.describe)(&metadata, &mut config)?;
     config.insert("model_type".into(), known.family.into());
+    (known.describe)(&metadata, &mut config)?;
     Ok(Value::Object(config))
 }
 

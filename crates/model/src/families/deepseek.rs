@@ -11,9 +11,24 @@ use crate::plan::{
 use crate::rope;
 
 pub(super) fn plan(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
+    layers(config, moe(config, 2.5)?)
+}
+
+/// DeepSeek-V2: the same with a softmax router that has neither bias nor groups.
+pub(super) fn v2(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
+    config.only("scoring_func", &["softmax"])?;
+    config.only("topk_method", &["greedy"])?;
+    config.only_number("n_group", 1.0)?;
+    let scoring = Scoring::Softmax;
+    let mixture = mixture(config, 1.0, false)?;
+    let router = RouterPlan { scoring, correction_bias: false, groups: None, ..mixture.router };
+    layers(config, MoePlan { router, ..mixture })
+}
+
+fn layers(config: &ConfigReader<'_>, moe: MoePlan) -> Result<Plan, ConfigError> {
     let common = Common::read(config, &["full_attention"])?;
     let attention = latent_attention(config, true)?;
-    let (dense, moe) = (dense_ffn(config)?, moe(config, 2.5)?);
+    let dense = dense_ffn(config)?;
     let layer = |sparse: bool| LayerPlan {
         attention: AttentionPlan::Mla(attention.clone()),
         ffn: if sparse { FfnPlan::Moe(moe.clone()) } else { dense.clone() },
@@ -75,6 +90,15 @@ pub(super) fn latent_attention(
 pub(super) fn moe(config: &ConfigReader<'_>, scale_default: f64) -> Result<MoePlan, ConfigError> {
     config.only("scoring_func", &["sigmoid"])?;
     config.only("topk_method", &["noaux_tc"])?;
+    mixture(config, scale_default, true)
+}
+
+/// What the mixtures of all DeepSeek models share.
+fn mixture(
+    config: &ConfigReader<'_>,
+    scale_default: f64,
+    normalise_default: bool,
+) -> Result<MoePlan, ConfigError> {
     config.only_number("moe_layer_freq", 1.0)?;
     let experts = config.size("n_routed_experts", 1..=4096)?;
     let top_k = config.size("num_experts_per_tok", 1..=experts.min(64))?;
@@ -102,7 +126,7 @@ pub(super) fn moe(config: &ConfigReader<'_>, scale_default: f64) -> Result<MoePl
             bias: false,
             correction_bias: true,
             groups: (groups > 1).then_some((groups, kept)),
-            normalise: config.flag_or("norm_topk_prob", true)?,
+            normalise: config.flag_or("norm_topk_prob", normalise_default)?,
             scale: scale as f32,
         },
         shared_width: (shared > 0).then_some(shared * width),

@@ -36,6 +36,28 @@ pub(super) fn qwen3_moe(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> 
     let common = Common::read(config, &["full_attention"])?;
     let attention = attention(config, &common, &Variant::new(QkNorm::Head))?;
     let moe = softmax_moe(config, "moe_intermediate_size", true, MoeNames::MLP)?;
+    partly_dense(config, common, &attention, &moe)
+}
+
+/// Qwen2-MoE: queries, keys and values have biases, and a shared expert stands behind a gate.
+pub(super) fn qwen2_moe(config: &ConfigReader<'_>) -> Result<Plan, ConfigError> {
+    let common = Common::read(config, &["full_attention"])?;
+    let rope = rope::Defaults::USUAL;
+    let plan = grouped(config, &common, &Variant { qk_norm: QkNorm::None, bias: true, rope })?;
+    let attention = AttentionPlan::Gqa(GqaPlan { bias: config.flag_or("qkv_bias", true)?, ..plan });
+    let routed = softmax_moe(config, "moe_intermediate_size", false, MoeNames::ONE_SHARED)?;
+    let shared = config.size_or("shared_expert_intermediate_size", 5632, 1..=1 << 20)?;
+    let moe = MoePlan { shared_width: Some(shared), shared_gate: true, ..routed };
+    partly_dense(config, common, &attention, &moe)
+}
+
+/// Layers that are sparse unless the configuration says otherwise.
+fn partly_dense(
+    config: &ConfigReader<'_>,
+    common: Common,
+    attention: &AttentionPlan,
+    moe: &MoePlan,
+) -> Result<Plan, ConfigError> {
     let step = config.size_or("decoder_sparse_step", 1, 1..=128)?;
     let dense_only = dense_layers(config)?;
     let dense = FfnPlan::Dense { width: config.size_or("intermediate_size", 1, 1..=1 << 20)? };

@@ -13,7 +13,7 @@ pub(super) struct Architecture {
     pub names: &'static [&'static str],
     /// `model_type` of the same model as a Hugging Face checkpoint.
     pub family: &'static str,
-    /// Adds what is not common to all.
+    /// Adds what is not common to all; may name another family.
     pub describe: fn(&Metadata<'_>, &mut Config) -> Result<(), ConfigError>,
 }
 
@@ -26,6 +26,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture { names: &["llama"], family: "mixtral", describe: llama },
     Architecture { names: &["minimax-m2"], family: "minimax_m2", describe: minimax_m2 },
     Architecture { names: &["olmoe"], family: "olmoe", describe: olmoe },
+    Architecture { names: &["qwen2moe"], family: "qwen2_moe", describe: qwen2moe },
     Architecture { names: &["qwen35moe"], family: "qwen3_5_moe_text", describe: qwen35moe },
     Architecture { names: &["qwen3moe"], family: "qwen3_moe", describe: qwen3moe },
 ];
@@ -79,6 +80,19 @@ fn olmoe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError
         insert(config, "intermediate_size", width);
     }
     insert(config, "norm_topk_prob", metadata.flag("expert_weights_norm")?.unwrap_or(false));
+    Ok(())
+}
+
+fn qwen2moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    let head = head_dim(metadata, config)?;
+    rotates_all(metadata, head)?;
+    gating(metadata, 1)?;
+    insert(config, "num_experts", metadata.need("expert_count")?);
+    insert(config, "qkv_bias", metadata.has("blk.0.attn_q.bias"));
+    insert(config, "norm_topk_prob", metadata.flag("expert_weights_norm")?.unwrap_or(false));
+    if let Some(width) = metadata.number("expert_shared_feed_forward_length")? {
+        insert(config, "shared_expert_intermediate_size", width);
+    }
     Ok(())
 }
 
@@ -175,9 +189,8 @@ fn minimax_m2(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), Config
     Ok(())
 }
 
-/// Sigmoid router with groups and a shared expert, the leading layers dense.
+/// A router with groups and a shared expert, the leading layers dense.
 fn grouped_moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
-    gating(metadata, 2)?;
     insert(config, "n_routed_experts", metadata.need("expert_count")?);
     insert(config, "n_shared_experts", metadata.number("expert_shared_count")?.unwrap_or(0));
     insert(config, "first_k_dense_replace", metadata.number("leading_dense_block_count")?.unwrap_or(0));
@@ -198,6 +211,7 @@ fn glm4moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigErr
     }
     insert(config, "use_qk_norm", metadata.has("blk.0.attn_q_norm.weight"));
     insert(config, "attention_bias", metadata.has("blk.0.attn_q.bias"));
+    gating(metadata, 2)?;
     grouped_moe(metadata, config)
 }
 
@@ -228,14 +242,18 @@ fn latent(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigErro
 
 fn deepseek2(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
     latent(metadata, config)?;
-    if !metadata.has("*.exp_probs_b.bias") {
-        return Err(metadata.unsupported("a router without a correction bias (DeepSeek-V2)".into()));
+    if metadata.has("*.exp_probs_b.bias") {
+        gating(metadata, 2)?;
+    } else {
+        gating(metadata, 1)?;
+        insert(config, "model_type", "deepseek_v2");
     }
     grouped_moe(metadata, config)
 }
 
 fn glm_dsa(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
     latent(metadata, config)?;
+    gating(metadata, 2)?;
     grouped_moe(metadata, config)?;
     let indexer = [
         ("attention.indexer.head_count", "index_n_heads"),
