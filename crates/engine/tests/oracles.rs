@@ -11,7 +11,7 @@ use metaltail_model::{CancelFlag, MlaForm};
 /// The family's checkpoint against its oracle.
 fn agrees_with_the_oracle(family: &str, form: MlaForm) {
     let dir = root().join("fixtures/oracles").join(family);
-    oracle::agrees(&dir, family, form);
+    oracle::agrees(&dir, &dir.join("oracle.json"), form);
 }
 
 #[test]

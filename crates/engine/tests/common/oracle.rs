@@ -5,11 +5,11 @@ use std::path::Path;
 use metaltail_engine::score;
 use metaltail_model::{CancelFlag, MlaForm};
 
-use crate::common::{assert_greedy, exact, floats, greedy, ids, json, open_form, root};
+use crate::common::{assert_greedy, exact, floats, greedy, ids, json, open_form};
 
-/// Holds a model against the oracle of `family`: argmax where that is sure, logits within 5e-4, NLL, greedy ids.
-pub fn agrees(model: &Path, family: &str, form: MlaForm) {
-    let oracle = json(&root().join("fixtures/oracles").join(family).join("oracle.json"));
+/// Holds a model against an oracle (a file in the form of `fixtures/oracles/*/oracle.json`): argmax where that is sure, logits within 5e-4, NLL, greedy ids.
+pub fn agrees(model: &Path, oracle: &Path, form: MlaForm) {
+    let (family, oracle) = (model.display(), json(oracle));
     let engine = open_form(model, &exact(), form);
     let prompt = ids(&oracle["prompt"]);
     let positions: Vec<usize> =
@@ -39,5 +39,5 @@ pub fn agrees(model: &Path, family: &str, form: MlaForm) {
     let continuation = &oracle["greedy"];
     let wanted = ids(&continuation["ids"]);
     let found = greedy(&engine, &ids(&continuation["prompt"]), wanted.len());
-    assert_greedy(&found, &wanted, &floats(&continuation["margin"]), 1e-3, family);
+    assert_greedy(&found, &wanted, &floats(&continuation["margin"]), 1e-3, &family.to_string());
 }
