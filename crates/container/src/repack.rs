@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn nibbles_of_neighbours_become_nibbles_of_halves() {
         // Column c has the code c mod 16, so byte i of the source holds columns 2i and 2i + 1.
-        let codes: [u8; 16] = std::array::from_fn(|i| ((2 * i) % 16 | ((2 * i + 1) % 16) << 4) as u8);
+        let codes: [u8; 16] = std::array::from_fn(|i| (((2 * i) % 16) | (((2 * i + 1) % 16) << 4)) as u8);
         let wanted: [u8; 16] = std::array::from_fn(|j| (j | j << 4) as u8);
         assert_eq!(halves(&codes), wanted);
     }
@@ -389,7 +389,7 @@ mod tests {
             // Code and scale of an element, by the definition of each side.
             let stored = |codes: &[u8], scales: &[u8], row: usize, col: usize, cols: usize| {
                 let byte = codes[(row * cols + col) / 2];
-                (if col % 2 == 0 { byte & 15 } else { byte >> 4 }, scales[row * (cols / 32) + col / 32])
+                (if col.is_multiple_of(2) { byte & 15 } else { byte >> 4 }, scales[row * (cols / 32) + col / 32])
             };
             let made = |part: usize, row: usize, col: usize, cols: usize| {
                 let start = repack.parts()[part].weights.offset as usize + (row * (cols / 32) + col / 32) * 17;

@@ -70,7 +70,7 @@ impl Stack {
                 dtype: "BF16",
                 shape,
                 bytes: numbers.saturating_mul(2),
-                content: Content::Stack(self.clone(), parts),
+                content: Content::Stack(Box::new(self.clone()), parts),
             }
         };
         vec![entry(self.names.gate_up, &[Part::Gate, Part::Up]), entry(self.names.down, &[Part::Down])]
@@ -117,7 +117,7 @@ struct Entry {
 enum Content {
     Matrix(Matrix, Piece),
     /// These matrices of all experts, made one expert at a time.
-    Stack(Stack, &'static [Part]),
+    Stack(Box<Stack>, &'static [Part]),
 }
 
 /// A file and its tensors in the order of their bytes.
