@@ -148,7 +148,7 @@ pub struct SynthArgs {
     /// The directory to write
     #[arg(value_name = "OUT")]
     pub target: PathBuf,
-    /// The model to resemble: tiny, wide, fat, glm-5.2, olmoe, qwen3-moe or deepseek-v3
+    /// The model to resemble: tiny, wide, fat, glm-5.2, olmoe, qwen3-moe, deepseek-v3 or qwen3.5-moe
     #[arg(long, value_name = "MODEL")]
     pub like: Like,
     /// Layers; default: as the model

@@ -1,3 +1,5 @@
+mod qwen3_5;
+
 use serde_json::{Value, json};
 
 use crate::config::ConfigError;
@@ -99,8 +101,8 @@ fn glm4() -> Value {
     })
 }
 
-fn all() -> [Value; 7] {
-    [glm(), deepseek(), qwen(), olmoe(), mixtral(), minimax(), glm4()]
+fn all() -> [Value; 9] {
+    [glm(), deepseek(), qwen(), olmoe(), mixtral(), minimax(), qwen3_5::text(), qwen3_5::next(), glm4()]
 }
 
 /// The grouped-query attention of the first layer.
@@ -370,7 +372,7 @@ proptest::proptest! {
     /// Whatever is put in place of one value, the answer is a plan or an error, never a panic.
     #[test]
     fn a_configuration_with_one_wild_value_never_panics(
-        family in 0usize..7,
+        family in 0usize..9,
         pick in 0usize..64,
         number in proptest::prelude::any::<i64>(),
         kind in 0usize..6,
