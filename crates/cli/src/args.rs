@@ -149,7 +149,7 @@ pub struct SynthArgs {
     /// The directory to write; of the form gguf, the file where the name ends in .gguf
     #[arg(value_name = "OUT")]
     pub target: PathBuf,
-    /// The model to resemble: tiny, wide, fat, glm-5.2, olmoe, qwen3-moe, deepseek-v3 or gpt-oss
+    /// The model to resemble: tiny, wide, fat, glm-5.2, olmoe, qwen3-moe, deepseek-v3, gpt-oss or qwen3.5-moe
     #[arg(long, value_name = "MODEL")]
     pub like: Like,
     /// Layers; default: as the model

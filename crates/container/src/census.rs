@@ -235,6 +235,7 @@ impl Checkpoint {
         census.unused = self.stored().saturating_sub(claimed);
         self.refuse_other_parameters(inventory, (!use_draft).then_some(&draft_layers))?;
         self.notice_layers_beyond(inventory);
+        self.notice_undeclared_draft();
         Ok(census)
     }
 
@@ -340,6 +341,16 @@ impl Checkpoint {
         }
     }
 
+    /// Notices draft layers that lie beside the model's own stack, which no configuration declares.
+    fn notice_undeclared_draft(&self) {
+        let count = self.tensor_names().filter(|name| name.starts_with("mtp.")).count();
+        if count > 0 {
+            self.notice(format!(
+                "the files hold {count} tensors of draft layers (mtp.…), which are not used: no answer depends on them"
+            ));
+        }
+    }
+
     /// Counts one layer's experts; returns how many stored tensors they are.
     fn count_layer(&self, layer: &ExpertLayerSpec, census: &mut Census) -> Result<usize, Error> {
         let mut claimed = 0;
@@ -354,6 +365,8 @@ impl Checkpoint {
             checksummed: layer.count > 0,
         };
         let role = if layer.draft { "draft expert" } else { "expert" };
+        // A tensor may hold matrices of all experts.
+        let mut seen = BTreeSet::new();
         for expert in 0..layer.count {
             let place = self.expert(layer, expert)?;
             let bytes: u64 = place.runs.iter().map(|run| run.len).sum();
@@ -361,10 +374,12 @@ impl Checkpoint {
             counted.bytes += bytes;
             counted.runs = counted.runs.max(place.runs.len());
             counted.checksummed &= place.checksum.is_some();
-            for part in &place.parts {
+            for (part, which) in place.parts.iter().zip(Part::ALL) {
                 let format = part.layout.format().to_string();
                 census.add(role, &format, part.layout.bytes() as u64);
-                claimed += 1 + usize::from(part.scales.is_some());
+                if seen.insert(self.stored_name(&layer.name(expert, which))) {
+                    claimed += 1 + usize::from(part.scales.is_some());
+                }
                 counted.formats.insert(format);
             }
         }

@@ -475,6 +475,11 @@ impl Checkpoint {
         Ok(meta.map_err(|source| Error::Io { action: "look at", path: path.clone(), source })?.len())
     }
 
+    /// The stored name of a canonical one, where it is there.
+    pub(crate) fn stored_name(&self, canonical: &str) -> Option<&str> {
+        self.detail.stored_name(canonical)
+    }
+
     /// Number of stored tensors.
     pub(crate) fn stored(&self) -> usize {
         self.detail.len()

@@ -6,7 +6,7 @@ use crate::colibri::{self, Stamps};
 use crate::error::Error;
 use crate::gguf::GgufTensors;
 use crate::header::Header;
-use crate::hf;
+use crate::hf::{self, stacked};
 use crate::index::TensorIndex;
 use crate::inventory::{ExpertLayerSpec, Part};
 use crate::place::{ExpertPlace, Extent, MatrixPlace, PartPlace, RunOffset};
@@ -81,9 +81,11 @@ impl Detail {
     pub(crate) fn stored_name(&self, canonical: &str) -> Option<&str> {
         match self {
             Detail::Gguf(tensors) => tensors.stored_name(canonical),
-            Detail::Hf(index) | Detail::Colibri(index, _) | Detail::Slab(index, _) => {
-                index.find(canonical).map(|(name, _)| name)
+            Detail::Hf(index) => {
+                let whole = index.find(canonical).map(|(name, _)| name);
+                whole.or_else(|| stacked::find(index, canonical).map(|slice| slice.name))
             }
+            Detail::Colibri(index, _) | Detail::Slab(index, _) => index.find(canonical).map(|(name, _)| name),
         }
     }
 
@@ -97,6 +99,13 @@ impl Detail {
         match self {
             Detail::Gguf(tensors) => tensors.locate(canonical, shape),
             Detail::Hf(index) => {
+                let slice = match index.find(canonical) {
+                    None => stacked::find(index, canonical),
+                    Some(_) => None,
+                };
+                if let Some(slice) = slice {
+                    return slice.locate(index, shape);
+                }
                 let (name, stored) = index.require(canonical)?;
                 hf::locate(index, name, stored, shape.0, shape.1)
             }

@@ -1,5 +1,7 @@
 //! Hugging Face checkpoints: which files belong to one, and matrices in their stored formats.
 
+pub(crate) mod stacked;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

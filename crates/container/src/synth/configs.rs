@@ -1,6 +1,7 @@
 //! Configurations of synthetic models, as data in Hugging Face key names.
 //!
-//! The sizes of GLM-5.2, OLMoE, Qwen3-30B-A3B, DeepSeek-V3 and gpt-oss-120b are the published ones.
+//! The sizes of GLM-5.2, OLMoE, Qwen3-30B-A3B, Qwen3.5-35B-A3B, DeepSeek-V3 and gpt-oss-120b are the published
+//! ones.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,11 +32,13 @@ pub enum Like {
     DeepseekV3,
     /// gpt-oss-120b.
     GptOss,
+    /// Qwen3.5-35B-A3B.
+    Qwen35Moe,
 }
 
 impl Like {
     /// All of them.
-    pub const ALL: [Like; 8] = [
+    pub const ALL: [Like; 9] = [
         Like::Tiny,
         Like::Wide,
         Like::Fat,
@@ -44,6 +47,7 @@ impl Like {
         Like::Qwen3Moe,
         Like::DeepseekV3,
         Like::GptOss,
+        Like::Qwen35Moe,
     ];
 
     /// The name on the command line.
@@ -57,6 +61,7 @@ impl Like {
             Like::Qwen3Moe => "qwen3-moe",
             Like::DeepseekV3 => "deepseek-v3",
             Like::GptOss => "gpt-oss",
+            Like::Qwen35Moe => "qwen3.5-moe",
         }
     }
 
@@ -75,7 +80,7 @@ impl fmt::Display for Like {
 /// A name that no synthetic model has.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
-    "unknown synthetic model {0:?}: expected tiny, wide, fat, glm-5.2, olmoe, qwen3-moe, deepseek-v3 or gpt-oss"
+    "unknown synthetic model {0:?}: expected tiny, wide, fat, glm-5.2, olmoe, qwen3-moe, deepseek-v3, gpt-oss or qwen3.5-moe"
 )]
 pub struct ParseLikeError(pub String);
 
@@ -106,6 +111,7 @@ pub fn config(like: Like, layers: Option<u32>, experts: Option<u32>) -> Result<V
         Like::Qwen3Moe => qwen3_moe(),
         Like::DeepseekV3 => deepseek_v3(),
         Like::GptOss => gpt_oss(),
+        Like::Qwen35Moe => qwen3_5_moe(),
     };
     if like.made_up() {
         config.insert("vocab_size".to_owned(), BYTE_VOCABULARY.into());
@@ -420,6 +426,36 @@ fn gpt_oss() -> Map<String, Value> {
         },
         "max_position_embeddings": 131072,
         "vocab_size": 201088,
+    }))
+}
+
+fn qwen3_5_moe() -> Map<String, Value> {
+    object(json!({
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_hidden_layers": 40,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_theta": 10000000.0,
+            "rope_type": "default",
+            "partial_rotary_factor": 0.25,
+        },
+        "max_position_embeddings": 262144,
+        "vocab_size": 248320,
     }))
 }
 

@@ -1,4 +1,5 @@
 mod gpt_oss;
+mod qwen3_5;
 
 use serde_json::{Value, json};
 
@@ -118,8 +119,8 @@ fn gpt_oss() -> Value {
     })
 }
 
-fn all() -> [Value; 7] {
-    [glm(), deepseek(), qwen(), olmoe(), mixtral(), minimax(), glm4()]
+fn all() -> [Value; 9] {
+    [glm(), deepseek(), qwen(), olmoe(), mixtral(), minimax(), qwen3_5::text(), qwen3_5::next(), glm4()]
 }
 
 /// The grouped-query attention of the first layer.
@@ -389,7 +390,7 @@ proptest::proptest! {
     /// Whatever is put in place of one value, the answer is a plan or an error, never a panic.
     #[test]
     fn a_configuration_with_one_wild_value_never_panics(
-        family in 0usize..8,
+        family in 0usize..10,
         pick in 0usize..64,
         number in proptest::prelude::any::<i64>(),
         kind in 0usize..6,

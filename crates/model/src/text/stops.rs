@@ -26,6 +26,9 @@ impl StopIds {
     ) -> Result<StopIds, TextError> {
         let mut ids = Vec::new();
         collect("config.json", config.get("eos_token_id"), &mut ids)?;
+        // A model that also sees has the configuration of its text part within.
+        let text = config.get("text_config").and_then(|value| value.get("eos_token_id"));
+        collect("config.json", text, &mut ids)?;
         let generation = generation_config.and_then(|value| value.get("eos_token_id"));
         collect("generation_config.json", generation, &mut ids)?;
         if let Some(tokenizer) = tokenizer {
@@ -85,6 +88,12 @@ mod tests {
         let stops = gather(json!({"eos_token_id": [9, 0]}), json!({"eos_token_id": 7})).unwrap();
         assert_eq!(stops.as_slice(), [0, 7, 9]);
         assert!(stops.contains(7) && !stops.contains(8));
+    }
+
+    #[test]
+    fn a_text_configuration_within_another_counts() {
+        let stops = gather(json!({"text_config": {"eos_token_id": 5}}), json!({"eos_token_id": 7})).unwrap();
+        assert_eq!(stops.as_slice(), [5, 7]);
     }
 
     #[test]
