@@ -10,8 +10,8 @@ use std::path::PathBuf;
 mod bench;
 
 pub use bench::{
-    Bench, BenchAbArgs, BenchArgs, BenchCapArgs, BenchIoArgs, BenchKernelsArgs, BenchPlotArgs,
-    BenchResidencyArgs, Protocol,
+    Bench, BenchAbArgs, BenchArgs, BenchCapArgs, BenchIoArgs, BenchKernelsArgs, BenchPeersArgs,
+    BenchPlotArgs, BenchResidencyArgs, Protocol,
 };
 
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
