@@ -5,7 +5,7 @@
 //! whose speed drifts does not decide the result.
 //!
 //! [`kernels`] and [`mod@decode`] measure inside this process. Comparisons of settings ([`mod@ab`],
-//! [`cap`]) run each arm in a fresh process ([`harness::Runner`]); [`serve`] is what such a process
+//! [`cap`]) and of programs ([`mod@peers`]) run each arm in a fresh process ([`harness::Runner`]); [`serve`] is what such a process
 //! does. The rules they keep: `docs/design/bench.md`. [`residency`] measures nothing: it replays published runs.
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ pub mod io;
 pub mod job;
 pub mod kernels;
 pub mod numerics;
+pub mod peers;
 pub mod plot;
 pub mod record;
 pub mod residency;

@@ -80,7 +80,10 @@ pub fn serve(engine: &Engine, job: &Job, feed: Feed, stats: Stats<'_>) -> Result
 }
 
 /// Brings the page cache into a state and verifies it: the share of the files that it holds.
-fn make_true(wanted: PageCache, files: &[PathBuf]) -> Result<f64, ServeError> {
+///
+/// # Errors
+/// The system refuses; the state is not the one that was wanted.
+pub fn make_true(wanted: PageCache, files: &[PathBuf]) -> Result<f64, ServeError> {
     let share = || page_cache::resident_share(files).map_err(ServeError::PageCache);
     let holds = |share: f64| match wanted {
         PageCache::Cold => share <= SLACK,

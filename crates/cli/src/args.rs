@@ -10,8 +10,8 @@ use std::path::PathBuf;
 mod bench;
 
 pub use bench::{
-    Bench, BenchAbArgs, BenchArgs, BenchCapArgs, BenchIoArgs, BenchKernelsArgs, BenchPlotArgs,
-    BenchResidencyArgs, Protocol,
+    Bench, BenchAbArgs, BenchArgs, BenchCapArgs, BenchIoArgs, BenchKernelsArgs, BenchPeersArgs,
+    BenchPlotArgs, BenchResidencyArgs, Protocol,
 };
 
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -476,7 +476,8 @@ mod tests {
             "inspect a --model b",
             "inspect a --ids f.json",
             "plan a --model b",
-            "synth o --like tiny --format gguf",
+            "synth o --like tiny --format pickle",
+            "synth o --like tiny --format gguf --type q9",
             "completions tcl",
             "trace replay",
             "trace replay a --policy mru",

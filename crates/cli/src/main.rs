@@ -81,6 +81,7 @@ fn dispatch(command: &Command, settings: &Settings) -> Result<(), Failure> {
             Bench::Cap(args) => commands::bench::cap::execute(args, settings),
             Bench::Io(args) => commands::bench::io::execute(args, settings),
             Bench::Kernels(args) => commands::bench::kernels::execute(args, settings),
+            Bench::Peers(args) => commands::bench::peers::execute(args, settings),
             Bench::Residency(args) => commands::bench::residency::execute(args, settings),
             Bench::Plot(args) => commands::bench::plot(args, settings),
             Bench::Arm(_) => commands::bench::arm::execute(settings),

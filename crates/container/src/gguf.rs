@@ -17,7 +17,7 @@ mod value;
 mod write;
 
 pub use error::GgufError;
-pub(crate) use names::candidates;
+pub(crate) use names::written;
 pub use parse::{DEPTH_CAP, GgufHeader, GgufTensor, HEADER_CAP, KEYS_CAP, NAME_CAP, TENSORS_CAP, parse_gguf};
 pub use report::{
     FileType, GgufExpertLayer, GgufPartReport, GgufReport, Hyperparameters, MetadataEntry, TemplateReport,

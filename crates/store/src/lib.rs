@@ -37,7 +37,7 @@ pub use geometry::{Geometry, LayerExperts};
 pub use governor::{Governor, Order, Probe};
 pub use io::{Direct, DriveFigures, DriveFiles, ExpertReader, FileReader, Io, IoMode};
 pub use lease::Lease;
-pub use machine::{CgroupLevel, Machine};
+pub use machine::{CgroupLevel, Machine, MemoryGroup};
 pub use policy::{
     ExpertId, Frecency, Lfu, Lru, PolicyKind, PolicyShape, Replacement, S3Fifo, Share, Sieve, Slru,
 };

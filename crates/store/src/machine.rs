@@ -29,6 +29,17 @@ pub struct CgroupLevel {
     pub used: u64,
 }
 
+/// A directory of the hierarchy that accounts memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryGroup {
+    /// The process's own directory.
+    pub dir: PathBuf,
+    /// Where the hierarchy is mounted.
+    pub mount: PathBuf,
+    /// Whether it is the unified hierarchy (v2).
+    pub unified: bool,
+}
+
 /// Memory as it is now, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
@@ -76,6 +87,13 @@ impl Machine {
         let group = groups.filter(|h| h.version == Version::V2).map(|h| h.own.join("memory.pressure"));
         let files = group.chain([PathBuf::from("/proc/pressure/memory")]);
         files.into_iter().find_map(|file| pressure::some_avg10(&read(&file)?))
+    }
+
+    /// This process's place in the hierarchy that accounts memory, where there is one.
+    pub fn memory_group() -> Option<MemoryGroup> {
+        let read = |path: &Path| std::fs::read_to_string(path).ok();
+        let own = read(Path::new("/proc/self/cgroup"))?;
+        memory_group(&own, &read(Path::new("/proc/self/mountinfo"))?, &read)
     }
 
     /// This process's anonymous memory now, for [`crate::ExpertStore::enforce`].
@@ -186,6 +204,20 @@ fn cgroup_levels(cgroup: &str, mountinfo: &str, read: &dyn Fn(&Path) -> Option<S
     levels
 }
 
+/// The hierarchy whose groups have a memory controller: where both versions are mounted, only one has.
+fn memory_group(
+    cgroup: &str,
+    mountinfo: &str,
+    read: &dyn Fn(&Path) -> Option<String>,
+) -> Option<MemoryGroup> {
+    let mut hierarchies = mountinfo.lines().filter_map(|line| hierarchy(line, cgroup));
+    let found = hierarchies.find(|h| {
+        let controllers = || read(&h.mount.join("cgroup.controllers")).unwrap_or_default();
+        h.version == Version::V1 || controllers().split_whitespace().any(|name| name == "memory")
+    })?;
+    Some(MemoryGroup { dir: found.own, mount: found.mount, unified: found.version == Version::V2 })
+}
+
 /// A v1 group without limit has the largest multiple of a page below 2^63.
 const UNLIMITED: u64 = 1 << 62;
 
@@ -222,6 +254,22 @@ mod tests {
         let read =
             |path: &Path| files.iter().find(|(p, _)| Path::new(p) == path).map(|(_, text)| text.to_string());
         cgroup_levels(cgroup, mounts, &read)
+    }
+
+    #[test]
+    fn memory_is_accounted_by_one_hierarchy() {
+        let v1 = "3 1 0:9 / /cg/memory rw - cgroup cgroup rw,memory\n";
+        let v2 = "2 1 0:8 / /cg/unified rw - cgroup2 cgroup2 rw\n";
+        let own = "4:memory:/a\n0::/b\n";
+        let group = |mounts: &str, controllers: &str| {
+            let read = |path: &Path| {
+                (path == Path::new("/cg/unified/cgroup.controllers")).then(|| controllers.to_owned())
+            };
+            memory_group(own, mounts, &read).map(|group| (group.dir, group.unified))
+        };
+        assert_eq!(group(&format!("{v2}{v1}"), "pids"), Some(("/cg/memory/a".into(), false)));
+        assert_eq!(group(v2, "cpu memory pids"), Some(("/cg/unified/b".into(), true)));
+        assert_eq!(group(v2, "cpu"), None);
     }
 
     fn level(path: &str, limit: u64, used: u64) -> CgroupLevel {

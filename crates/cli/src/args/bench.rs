@@ -28,6 +28,8 @@ pub enum Bench {
     Io(BenchIoArgs),
     /// How fast the matrix kernels are, by format and instruction set
     Kernels(BenchKernelsArgs),
+    /// Compare with another program on the same model: same prompt ids, same threads, in turn
+    Peers(BenchPeersArgs),
     /// What declaring memory to an accelerator costs: published runs replayed by a simulation
     Residency(BenchResidencyArgs),
     /// Draw the plot of a record that ab, cap or io wrote
@@ -266,6 +268,65 @@ pub struct BenchIoArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub protocol: Protocol,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub unresolved: Flags,
+}
+
+/// `bench peers`
+#[derive(Args, Debug)]
+#[command(
+    mut_arg("max_tokens", |arg| arg.visible_alias("tokens").help("Ids generated after the prompt; default: 64")
+        .help_heading("Measurement")),
+    mut_arg("seed", |arg| arg.help("Begins the random prompt; default: 0").help_heading("Measurement")),
+    after_help = "Each run is a process of its own that loads the model: this program twice, then pairs with \
+                  either first, then this program. Its runs before and after everything bound the machine's \
+                  drift; when they lie further apart than --noise, nothing is concluded (exit code 1). Ids are \
+                  compared and told: two programs round differently, so they decide nothing. The peer is called \
+                  with --model FILE --ids FILE --tokens N --threads N and prints one JSON object with prompt_ids, \
+                  ids, and tokens and seconds of prefill and decode; tools/peers builds one for llama.cpp.\n\n\
+                  Example: metaltail bench peers --peer DIR/llama-peer --model FILE.gguf --memory 2G --busy 1"
+)]
+pub struct BenchPeersArgs {
+    /// The other program
+    #[arg(long, value_name = "PROGRAM", help_heading = "Measurement")]
+    pub peer: PathBuf,
+    /// Further words for it, such as '--repack off'
+    #[arg(
+        long,
+        value_name = "FLAGS",
+        default_value = "",
+        allow_hyphen_values = true,
+        help_heading = "Measurement"
+    )]
+    pub peer_args: String,
+    /// Its file of the model; default: --model, which is a GGUF file then
+    #[arg(long, value_name = "FILE", help_heading = "Measurement")]
+    pub peer_model: Option<PathBuf>,
+    /// A given prompt: a file with {"ids": [id, …]}
+    #[arg(long, value_name = "FILE", help_heading = "Measurement")]
+    pub ids: Option<PathBuf>,
+    /// Ids of a random prompt
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_PROMPT>, default_value = "32", help_heading = "Measurement")]
+    pub prompt_tokens: usize,
+    /// Pairs of runs
+    #[arg(long, value_name = "N", value_parser = whole::<1, MAX_COUNT>, default_value = "5", help_heading = "Measurement")]
+    pub pairs: usize,
+    /// Run each process in a control group with this much memory, such as 2G, pages of files included
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Measurement")]
+    pub memory: Option<u64>,
+    /// Processes that do nothing but compute beside every run
+    #[arg(long, value_name = "N", value_parser = whole::<0, 1024>, default_value = "0", help_heading = "Measurement")]
+    pub busy: usize,
+    /// State of the page cache, made and verified before each run; default: warm, cold with --memory
+    #[arg(long, value_enum, value_name = "STATE", help_heading = "Measurement")]
+    pub page_cache: Option<PageCache>,
+    /// How far runs of this program may lie apart in tokens/s, above 0 and at most 100
+    #[arg(long, value_name = "PERCENT", value_parser = percent, default_value = "10", help_heading = "Measurement")]
+    pub noise: f64,
+    /// Where the record goes, or off; default: a new file in bench-records, nowhere with --json
+    #[arg(long, value_name = "FILE", help_heading = "Measurement")]
+    pub record: Option<PathBuf>,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub unresolved: Flags,

@@ -6,6 +6,7 @@ pub mod cap;
 mod given;
 pub mod io;
 pub mod kernels;
+pub mod peers;
 mod process;
 mod record_file;
 pub mod residency;
@@ -79,7 +80,8 @@ fn finish(
     settings: &Settings,
 ) -> Result<(), Failure> {
     let object = json!(record);
-    let path = record_file::write(&format!("{object:#}\n"), protocol, kind, settings.json())?;
+    let path =
+        record_file::write(&format!("{object:#}\n"), protocol.record.as_deref(), kind, settings.json())?;
     if let Some(path) = &protocol.plot {
         match draw(record, path) {
             // Why it was refused is what matters, and comes last.

@@ -20,8 +20,9 @@ use crate::settings::Settings;
 /// Form of an `--ids` file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct IdsFile {
-    ids: Vec<u32>,
+pub struct IdsFile {
+    /// The ids.
+    pub ids: Vec<u32>,
 }
 
 /// What is to be continued.

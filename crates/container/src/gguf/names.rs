@@ -47,6 +47,12 @@ pub(crate) fn candidates(canonical: &str) -> Option<Candidates> {
     Some(Candidates { whole: names, slice: None })
 }
 
+/// The tensor that a file is written with: of an expert's matrix, the one that stacks those of all experts.
+pub(crate) fn written(canonical: &str) -> Option<String> {
+    let Candidates { whole, slice } = candidates(canonical)?;
+    slice.map(|slice| slice.stacked).or(whole.into_iter().next())
+}
+
 /// `7.gate_proj.weight` and the like, after `experts.`; `gate_proj_bias` has those of all.
 fn expert_slice(block: &dyn Fn(&str) -> String, rest: &str) -> Option<Candidates> {
     if let Some(matrix) = rest.strip_suffix("_proj_bias").filter(|m| matches!(*m, "gate" | "up" | "down")) {

@@ -11,7 +11,7 @@ use super::values::Values;
 use super::{Meter, SynthOptions, SynthReport, blocks, check_space, empty_directory, tokenizer};
 use crate::convert::OnProgress;
 use crate::gguf::{
-    Array, GgufPlan, GgufTensorSpec, Scalar, Scalars, Strings, TensorType, Text, Value, ValueKind, candidates,
+    Array, GgufPlan, GgufTensorSpec, Scalar, Scalars, Strings, TensorType, Text, Value, ValueKind, written,
 };
 use crate::slab_writer::WriteError;
 use crate::slab_writer::directory::NewDirs;
@@ -172,12 +172,9 @@ fn tensors(inventory: &Inventory, kind: TensorType) -> Result<Vec<Tensor>, Write
     Ok(all.into_iter().map(|(_, tensor)| tensor).collect())
 }
 
-/// Where a canonical tensor goes: a tensor of its own, or one that stacks all experts.
+/// Where a canonical tensor goes.
 fn name(canonical: &str) -> Result<String, WriteError> {
-    let unknown = || WriteError::Synth(format!("GGUF has no name for {canonical}"));
-    let found = candidates(canonical).ok_or_else(unknown)?;
-    let own = found.whole.into_iter().next();
-    found.slice.map(|slice| slice.stacked).or(own).ok_or_else(unknown)
+    written(canonical).ok_or_else(|| WriteError::Synth(format!("GGUF has no name for {canonical}")))
 }
 
 // ---- metadata ----

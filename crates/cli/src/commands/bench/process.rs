@@ -82,7 +82,7 @@ fn found(config: &Value) -> Vec<(&'static str, OsString)> {
 }
 
 /// Why a process failed, in its own words.
-fn told(output: &Output) -> String {
+pub(super) fn told(output: &Output) -> String {
     let object: Option<Value> = serde_json::from_slice(&output.stdout).ok();
     let error = object.as_ref().and_then(|object| object.get("error"));
     if let Some(error) = error {

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::unwritten;
-use crate::args::Protocol;
 use crate::exit::Failure;
 
 /// Where records go when nothing else is said.
@@ -16,15 +15,15 @@ const RECORDS: &str = "bench-records";
 ///
 /// # Errors
 /// A file that cannot be written.
-pub fn write(text: &str, protocol: &Protocol, kind: &str, json: bool) -> Result<Option<PathBuf>, Failure> {
-    match &protocol.record {
+pub fn write(text: &str, record: Option<&Path>, kind: &str, json: bool) -> Result<Option<PathBuf>, Failure> {
+    match record {
         Some(path) if path.as_os_str() == "off" => Ok(None),
         Some(path) => {
             if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
                 fs::create_dir_all(dir).map_err(|error| unwritten(dir, &error))?;
             }
             fs::write(path, text).map_err(|error| unwritten(path, &error))?;
-            Ok(Some(path.clone()))
+            Ok(Some(path.to_owned()))
         }
         None if json => Ok(None),
         None => {

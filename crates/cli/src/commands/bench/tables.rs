@@ -23,7 +23,7 @@ fn value(key: &str, value: f64) -> String {
     }
 }
 
-fn spread(key: &str, spread: &Spread) -> String {
+pub(super) fn spread(key: &str, spread: &Spread) -> String {
     let Spread { median, min, max, .. } = *spread;
     match min == max {
         true => value(key, median),
@@ -50,7 +50,7 @@ fn header(record: &Record) -> String {
     text
 }
 
-fn noise(noise: &Noise) -> String {
+pub(super) fn noise(noise: &Noise) -> String {
     let controls: Vec<String> = noise.controls.iter().map(|rate| format!("{rate:.2}")).collect();
     let apart = noise.spread.map_or("–".to_owned(), |spread| format!("{:.1} %", 100.0 * spread));
     format!(
