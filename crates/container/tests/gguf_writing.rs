@@ -181,12 +181,8 @@ fn a_synthetic_file_has_every_tensor_in_its_type() {
         );
         for tensor in &header.tensors {
             let f32 = tensor.name.contains("norm") || tensor.name.contains("ffn_gate_inp");
-            assert_eq!(
-                tensor.kind.name().eq_ignore_ascii_case(if f32 { "f32" } else { blocks }),
-                true,
-                "{}",
-                tensor.name
-            );
+            let wanted = if f32 { "f32" } else { blocks };
+            assert!(tensor.kind.name().eq_ignore_ascii_case(wanted), "{}", tensor.name);
         }
         let down = header.tensors.iter().find(|t| t.name == "blk.1.ffn_down_exps.weight").unwrap();
         assert_eq!(*down.dims, [32, 64, 3]);
