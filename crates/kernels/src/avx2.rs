@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::simd::{Codes64, Dot64, Simd, entry_points};
+use crate::simd::{Codes64, Dot64, Simd, Table, float_entry_points, integer_entry_points};
 
 /// Lanes 0..8 and 8..16; `VNNI` says which integer dot product they use.
 #[derive(Clone, Copy)]
@@ -339,6 +339,21 @@ impl<const VNNI: bool> Codes64 for Ymm2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn table_vector<const SHIFT: u32>(p: *const u8, table: &Table) -> Self {
+        // SAFETY: features; 16 bytes, 16 numbers.
+        unsafe {
+            let shift = _mm_cvtsi32_si128(SHIFT.cast_signed());
+            let codes = _mm_and_si128(_mm_srl_epi16(_mm_loadu_si128(p.cast()), shift), _mm_set1_epi8(15));
+            let values = _mm_shuffle_epi8(_mm_loadu_si128(table.codes.as_ptr().cast()), codes);
+            let high = _mm_unpackhi_epi64(values, values);
+            Ymm2(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(values)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+            )
+        }
+    }
+
+    #[inline(always)]
     unsafe fn look_up(codes: Self::Bytes, table: &[i8; 16]) -> Self::Bytes {
         // SAFETY: features; 16 bytes.
         unsafe {
@@ -458,11 +473,13 @@ unsafe fn shifted(v: __m256i, shift: u32, mask: u8) -> __m256i {
     }
 }
 
-entry_points!(Ymm2<false>, "avx,avx2,fma,f16c");
+float_entry_points!(Ymm2<false>, "avx,avx2,fma,f16c");
+integer_entry_points!(Ymm2<false>, "avx,avx2,fma,f16c");
 
 /// The same with AVX-VNNI.
 pub(crate) mod vnni {
-    use super::{Ymm2, entry_points};
+    use super::{Ymm2, integer_entry_points};
+    pub(crate) use super::{axpy, dot, gguf_matmul, gguf_matmul_t, matmul, matmul_t};
 
-    entry_points!(Ymm2<true>, "avx,avx2,fma,f16c,avxvnni");
+    integer_entry_points!(Ymm2<true>, "avx,avx2,fma,f16c,avxvnni");
 }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use crate::avx2::fold8;
-use crate::simd::{Codes64, Dot64, Simd, entry_points};
+use crate::simd::{Codes64, Dot64, Simd, Table, float_entry_points, integer_entry_points};
 
 /// 16 lanes; `VNNI` says which integer dot product they use.
 #[derive(Clone, Copy)]
@@ -317,6 +317,15 @@ where
     }
 
     #[inline(always)]
+    unsafe fn table_vector<const SHIFT: u32>(p: *const u8, table: &Table) -> Self {
+        // SAFETY: features; 16 bytes, 16 numbers. The look-up uses the low four bits alone.
+        unsafe {
+            let codes = _mm512_srli_epi32::<SHIFT>(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())));
+            Zmm(_mm512_permutexvar_ps(codes, _mm512_loadu_ps(table.values.as_ptr())))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn look_up(codes: Self::Bytes, table: &[i8; 16]) -> Self::Bytes {
         // SAFETY: features; 16 bytes.
         unsafe {
@@ -375,11 +384,13 @@ where
     }
 }
 
-entry_points!(Zmm<false>, "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+float_entry_points!(Zmm<false>, "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+integer_entry_points!(Zmm<false>, "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 
 /// The same with VNNI.
 pub(crate) mod vnni {
-    use super::{Zmm, entry_points};
+    use super::{Zmm, integer_entry_points};
+    pub(crate) use super::{axpy, dot, gguf_matmul, gguf_matmul_t, matmul, matmul_t};
 
-    entry_points!(Zmm<true>, "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
+    integer_entry_points!(Zmm<true>, "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 }

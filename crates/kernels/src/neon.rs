@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 use half::{bf16, f16};
 use metaltail_quant::FP8_TABLE;
 
-use crate::simd::{Codes64, Dot64, Simd, entry_points};
+use crate::simd::{Codes64, Dot64, Simd, Table, float_entry_points, integer_entry_points};
 
 /// Lanes 0..4, 4..8, 8..12, 12..16.
 #[derive(Clone, Copy)]
@@ -277,6 +277,15 @@ impl Codes64 for Quad {
     }
 
     #[inline(always)]
+    unsafe fn table_vector<const SHIFT: u32>(p: *const u8, table: &Table) -> Self {
+        // SAFETY: 16 bytes, 16 numbers.
+        unsafe {
+            let codes = vreinterpretq_u8_s8(shifted(vld1q_u8(p), SHIFT, 15));
+            Self::from_i8(vqtbl1q_s8(vld1q_s8(table.codes.as_ptr()), codes))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn look_up(codes: Self::Bytes, table: &[i8; 16]) -> Self::Bytes {
         // SAFETY: 16 bytes.
         unsafe {
@@ -320,4 +329,5 @@ impl Codes64 for Quad {
     }
 }
 
-entry_points!(Quad, "neon");
+float_entry_points!(Quad, "neon");
+integer_entry_points!(Quad, "neon");

@@ -65,6 +65,38 @@ pub(crate) trait Dot64: Simd {
     unsafe fn dot_bytes(w: Self::Bytes, x: *const i8, offsets: *const i32) -> Self;
 }
 
+/// The whole numbers that codes of four bits stand for.
+pub(crate) struct Table {
+    /// As bytes.
+    pub codes: [i8; 16],
+    /// As `f32`.
+    pub values: [f32; 16],
+}
+
+impl Table {
+    /// Both forms of one table.
+    pub const fn new(codes: [i8; 16]) -> Table {
+        let mut values = [0.0; 16];
+        let mut i = 0;
+        while i < 16 {
+            values[i] = codes[i] as f32;
+            i += 1;
+        }
+        Table { codes, values }
+    }
+
+    /// Codes that are numbers above `zero` modulo 2^`bits`; the bits above those are ignored.
+    pub const fn plain(bits: u32, zero: i8) -> Table {
+        let mut codes = [0; 16];
+        let mut i = 0;
+        while i < 16 {
+            codes[i] = (i % (1 << bits)) as i8 - zero;
+            i += 1;
+        }
+        Table::new(codes)
+    }
+}
+
 /// 64 codes as bytes, and what unpacking them from blocks of GGUF takes.
 ///
 /// # Safety
@@ -82,6 +114,8 @@ pub(crate) trait Codes64: Dot64 {
     unsafe fn sixteens(bits: u64) -> Self::Bytes;
     /// low | high << SHIFT; no byte of `high` may lose bits.
     unsafe fn or_shifted<const SHIFT: u32>(low: Self::Bytes, high: Self::Bytes) -> Self::Bytes;
+    /// 16 bytes: the values of (byte >> SHIFT) & 15.
+    unsafe fn table_vector<const SHIFT: u32>(p: *const u8, table: &Table) -> Self;
     /// Values of codes 0..=15.
     unsafe fn look_up(codes: Self::Bytes, table: &[i8; 16]) -> Self::Bytes;
     /// codes − zero, wrapping.
@@ -139,23 +173,17 @@ stored! {
     Fp8: 16 by load_fp8;
 }
 
-/// The entry points of one instruction set: functions that enable its features and inline the
-/// shared loops for its lanes.
+/// The entry points of one instruction set, but for those of the integer path: functions that enable its
+/// features and inline the shared loops for its lanes.
 ///
 /// # Safety
 /// The processor must have the features; for the rest see the loops.
-macro_rules! entry_points {
+macro_rules! float_entry_points {
     ($lanes:ty, $features:literal) => {
         #[target_feature(enable = $features)]
         pub(crate) unsafe fn matmul(job: &crate::job::FloatJob<'_>, rows: std::ops::Range<usize>) {
             // SAFETY: this function's features are those of the lanes; rows are checked by the caller.
             unsafe { crate::tiles::matmul::<$lanes>(job, rows) }
-        }
-
-        #[target_feature(enable = $features)]
-        pub(crate) unsafe fn matmul_q8(job: &crate::job::Q8Job<'_>, rows: std::ops::Range<usize>) {
-            // SAFETY: as above.
-            unsafe { crate::tiles_q8::matmul::<$lanes>(job, rows) }
         }
 
         #[target_feature(enable = $features)]
@@ -181,23 +209,6 @@ macro_rules! entry_points {
             ) {
                 // SAFETY: as above; `B` is the matrix's format.
                 unsafe { crate::gguf::float::matmul::<$lanes, B>(job, rows) }
-            }
-            // SAFETY: the caller's promise.
-            unsafe { crate::gguf::for_format!(format, of(job, rows)) }
-        }
-
-        pub(crate) unsafe fn gguf_matmul_q8(
-            format: metaltail_quant::GgufFormat,
-            job: &crate::job::Q8Job<'_>,
-            rows: std::ops::Range<usize>,
-        ) {
-            #[target_feature(enable = $features)]
-            unsafe fn of<B: crate::gguf::unpack::Blocks>(
-                job: &crate::job::Q8Job<'_>,
-                rows: std::ops::Range<usize>,
-            ) {
-                // SAFETY: as above.
-                unsafe { crate::gguf::integer::matmul::<$lanes, B>(job, rows) }
             }
             // SAFETY: the caller's promise.
             unsafe { crate::gguf::for_format!(format, of(job, rows)) }
@@ -237,4 +248,34 @@ macro_rules! entry_points {
         }
     };
 }
-pub(crate) use entry_points;
+pub(crate) use float_entry_points;
+
+/// The entry points of the integer path, likewise. Instruction sets that differ in their integer dot product
+/// alone share the others.
+macro_rules! integer_entry_points {
+    ($lanes:ty, $features:literal) => {
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn matmul_q8(job: &crate::job::Q8Job<'_>, rows: std::ops::Range<usize>) {
+            // SAFETY: this function's features are those of the lanes; rows are checked by the caller.
+            unsafe { crate::tiles_q8::matmul::<$lanes>(job, rows) }
+        }
+
+        pub(crate) unsafe fn gguf_matmul_q8(
+            format: metaltail_quant::GgufFormat,
+            job: &crate::job::Q8Job<'_>,
+            rows: std::ops::Range<usize>,
+        ) {
+            #[target_feature(enable = $features)]
+            unsafe fn of<B: crate::gguf::unpack::Blocks>(
+                job: &crate::job::Q8Job<'_>,
+                rows: std::ops::Range<usize>,
+            ) {
+                // SAFETY: as above.
+                unsafe { crate::gguf::integer::matmul::<$lanes, B>(job, rows) }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { crate::gguf::for_format!(format, of(job, rows)) }
+        }
+    };
+}
+pub(crate) use integer_entry_points;

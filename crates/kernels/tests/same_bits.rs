@@ -238,6 +238,29 @@ proptest! {
     }
 
     #[test]
+    fn the_integer_path_is_off_by_no_more_than_the_rounding_of_activations(
+        format in any_gguf(), cols in 1usize..600, seed in any::<u64>(),
+    ) {
+        let (mut numbers, cols) = (Numbers(seed), whole(format, cols));
+        let matrix = Matrix::new(format, 3, cols, 0, &mut numbers);
+        let x = numbers.floats(cols);
+        let quantized = QuantizedRows::new(&x, cols);
+        let mut plain = vec![0.0; 3 * cols];
+        dequantize(matrix.view(), &mut plain);
+        let got = matmul_q8(Kernels::best(), &Pool::new(1), matrix.view(), 0..3, &quantized);
+        for (row, got) in plain.chunks(cols).zip(got) {
+            let (mut wanted, mut most) = (0.0, 0.0);
+            for (col, (w, x)) in row.iter().zip(&x).enumerate() {
+                let step = f64::from(quantized.scales(0)[col / 64]);
+                wanted += f64::from(*w) * f64::from(*x);
+                // Half a step of the activation, and the rounding of sums.
+                most += f64::from(w.abs()) * (0.5001 * step + 1e-5 * f64::from(x.abs()));
+            }
+            prop_assert!((f64::from(got) - wanted).abs() <= most, "{format}: {got} {wanted}");
+        }
+    }
+
+    #[test]
     fn dot_and_axpy_give_the_bits_of_the_reference(len in 0usize..100, alpha in -2.0f32..2.0, seed in any::<u64>()) {
         let mut numbers = Numbers(seed);
         let (a, b) = (numbers.floats(len), numbers.floats(len));
@@ -255,11 +278,12 @@ proptest! {
 #[test]
 fn inputs_that_outgrow_the_cache_keep_their_bits() {
     let mut numbers = Numbers(11);
-    let (cols, n) = (70_005, 9);
-    let x = numbers.floats(n * cols);
-    let quantized = QuantizedRows::new(&x, cols);
+    let (least, n) = (70_005, 9);
     let pool = Pool::new(2);
-    for format in [Format::Bf16, Format::Int4Group(64)] {
+    for format in [Format::Bf16, Format::Int4Group(64), Format::Gguf(GgufFormat::Q4_1)] {
+        let cols = whole(format, least);
+        let x = numbers.floats(n * cols);
+        let quantized = QuantizedRows::new(&x, cols);
         let matrix = Matrix::new(format, 5, cols, 1, &mut numbers);
         let wanted = matmul(reference(), &pool, matrix.view(), 0..5, &x, n);
         for k in supported() {
@@ -296,6 +320,92 @@ fn the_largest_bytes_do_not_saturate() {
                 let got = matmul_q8(k, &Pool::new(1), m, 0..1, &QuantizedRows::new(x, cols))[0];
                 let wanted = value * x[0] * cols as f32;
                 assert!((got - wanted).abs() <= wanted.abs() * 1e-6, "{format} {} {got} {wanted}", k.isa());
+            }
+        }
+    }
+}
+
+/// All three products of every instruction set against the reference, for 1 to 9 inputs of `cols` columns.
+fn check_gguf(format: GgufFormat, matrix: &Matrix, cols: usize, numbers: &mut Numbers) {
+    let pool = Pool::new(1);
+    let rows = matrix.layout.rows();
+    let factors = numbers.floats(rows);
+    for n in [1, 2, 3, 4, 9] {
+        let x = numbers.floats(n * cols);
+        let quantized = QuantizedRows::new(&x, cols);
+        let float = matmul(reference(), &pool, matrix.view(), 0..rows, &x, n);
+        let integer = matmul_q8(reference(), &pool, matrix.view(), 0..rows, &quantized);
+        let transposed = matmul_t(reference(), matrix.view(), 0..rows, &factors);
+        for k in supported() {
+            let what = format!("{} {format}, {n} × {cols}, shift {}", k.isa(), matrix.shift);
+            let got = matmul(k, &pool, matrix.view(), 0..rows, &x, n);
+            assert_eq!(bits(&got), bits(&float), "matmul {what}");
+            let got = matmul_q8(k, &pool, matrix.view(), 0..rows, &quantized);
+            assert_eq!(bits(&got), bits(&integer), "matmul_q8 {what}");
+            let got = matmul_t(k, matrix.view(), 0..rows, &factors);
+            assert_eq!(bits(&got), bits(&transposed), "matmul_t {what}");
+        }
+    }
+}
+
+#[test]
+fn rows_of_few_blocks_at_any_alignment_keep_their_bits() {
+    let mut numbers = Numbers(3);
+    for format in GgufFormat::ALL {
+        for cols in [32, 64, 96, 256, 288, 320, 512, 2880] {
+            if cols % format.block_values() == 0 {
+                for shift in [0, 1, 3] {
+                    let matrix = Matrix::new(Format::Gguf(format), 7, cols, shift, &mut numbers);
+                    check_gguf(format, &matrix, cols, &mut numbers);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn hostile_blocks_give_numbers_or_nan_and_never_panic() {
+    let mut numbers = Numbers(4);
+    for format in GgufFormat::ALL {
+        for byte in [0x00, 0x7F, 0x80, 0x7C, 0xFC, 0xFF] {
+            let layout = MatrixLayout::new(Format::Gguf(format), 5, 256).unwrap();
+            let weights = vec![byte; layout.weight_bytes()];
+            let matrix = Matrix { layout, weights, scales: Vec::new(), shift: 0 };
+            check_gguf(format, &matrix, 256, &mut numbers);
+        }
+    }
+}
+
+#[test]
+fn the_largest_codes_do_not_saturate() {
+    let cols = 256;
+    for format in GgufFormat::ALL {
+        for byte in [0x00u8, 0x7F, 0x80, 0xFF] {
+            let layout = MatrixLayout::new(Format::Gguf(format), 1, cols).unwrap();
+            let mut weights = vec![byte; layout.weight_bytes()];
+            for block in weights.chunks_mut(format.block_bytes()) {
+                for at in format.halves() {
+                    block[*at..at + 2].copy_from_slice(&[0x00, 0x3C]);
+                }
+                if format == GgufFormat::Mxfp4 {
+                    block[0] = 128;
+                }
+            }
+            let m = MatrixRef::new(layout, &weights, &[]).unwrap();
+            let mut plain = vec![0.0; cols];
+            dequantize(m, &mut plain);
+            for x in [3.0f32, -3.0] {
+                let quantized = QuantizedRows::new(&vec![x; cols], cols);
+                let wanted: f32 = plain.iter().map(|w| w * x).sum();
+                let size: f32 = plain.iter().map(|w| (w * x).abs()).sum();
+                for k in supported() {
+                    let got = matmul_q8(k, &Pool::new(1), m, 0..1, &quantized)[0];
+                    assert!(
+                        (got - wanted).abs() <= size * 1e-5,
+                        "{format} {byte:#x} {}: {got} {wanted}",
+                        k.isa()
+                    );
+                }
             }
         }
     }

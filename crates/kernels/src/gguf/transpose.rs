@@ -6,7 +6,7 @@ use std::ops::Range;
 use metaltail_quant::MatrixRef;
 
 use super::integer::half_span;
-use super::unpack::{Blocks, Codes, Scales};
+use super::unpack::{Blocks, Scales};
 use crate::simd::Codes64;
 
 /// Rows that share one load and store of the outputs; they are added in ascending order.
@@ -82,22 +82,22 @@ unsafe fn strip<S: Codes64, B: Blocks, const R: usize>(
 /// As [`crate::simd::Simd`]; the rows are readable for a span, `x` has a number for each.
 #[inline(always)]
 unsafe fn span<S: Codes64, B: Blocks, const R: usize>(rows: [*const u8; R], x: &[f32], out: &mut [f32]) {
-    let mut scales = [const { Scales([0.0; 32]) }; R];
+    let mut scales = [Scales::default(); R];
     // SAFETY: the caller's promise; a vector of outputs is 16 numbers.
     unsafe {
         for r in 0..R {
             B::scales::<S>(rows[r], &mut scales[r]);
         }
         for (step, out) in out.chunks_mut(64).enumerate() {
-            let mut codes = [const { Codes([0; 64]) }; R];
+            let mut codes = [[S::zero(); 4]; R];
             for r in 0..R {
-                codes[r] = Codes::unpack::<S, B>(rows[r], step);
+                codes[r] = B::vectors::<S>(rows[r], step);
             }
             for (v, out) in out.chunks_exact_mut(16).enumerate() {
                 let at = B::scale_at(step * (64 / B::GROUP) + v * 16 / B::GROUP);
                 let mut sum = S::load_f32(out.as_ptr().cast());
                 for r in 0..R {
-                    sum = codes[r].vector::<S>(v).fma(S::splat(x[r] * scales[r].0[at]), sum);
+                    sum = codes[r][v].fma(S::splat(x[r] * scales[r].0[at]), sum);
                     if B::MINIMA {
                         sum = S::splat(x[r]).fma(S::splat(scales[r].0[at + B::MINIMUM]), sum);
                     }

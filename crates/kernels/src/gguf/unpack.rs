@@ -6,6 +6,8 @@
 mod pairs;
 mod super_blocks;
 
+use std::arch::asm;
+
 use crate::simd::Codes64;
 
 pub(crate) use pairs::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
@@ -13,43 +15,8 @@ pub(crate) use super_blocks::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 
 /// Scales and minima of a span.
 #[repr(C, align(64))]
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Scales(pub [f32; 32]);
-
-/// Signed codes of 64 columns, in memory.
-#[repr(C, align(64))]
-pub(crate) struct Codes(pub [i8; 64]);
-
-impl Codes {
-    /// Codes of 64 columns, number `step` of the span at `p`.
-    ///
-    /// # Safety
-    /// As [`Blocks::codes`].
-    #[inline(always)]
-    pub unsafe fn unpack<S: Codes64, B: Blocks>(p: *const u8, step: usize) -> Codes {
-        let mut codes = Codes([0; 64]);
-        // SAFETY: the caller's promise; room for 64 bytes.
-        unsafe {
-            let unpacked = B::codes::<S>(p, step);
-            let signed = match B::ZERO {
-                None | Some(0) => unpacked,
-                Some(zero) => S::minus(unpacked, zero),
-            };
-            S::store_codes(signed, codes.0.as_mut_ptr());
-        }
-        codes
-    }
-
-    /// Columns 16 · v … of the 64.
-    ///
-    /// # Safety
-    /// As [`crate::simd::Simd`]; `v` is below 4.
-    #[inline(always)]
-    pub unsafe fn vector<S: Codes64>(&self, v: usize) -> S {
-        // SAFETY: the caller's promise.
-        unsafe { S::load_i8(self.0.as_ptr().add(16 * v).cast()) }
-    }
-}
 
 /// One format. Codes of 64 columns come as bytes, a `zero` above their signed values.
 pub(crate) trait Blocks {
@@ -79,4 +46,50 @@ pub(crate) trait Blocks {
     /// # Safety
     /// As [`Blocks::scales`]; `step` is below `SPAN / 64`.
     unsafe fn codes<S: Codes64>(p: *const u8, step: usize) -> S::Bytes;
+    /// Signed codes of the same 64 columns as numbers.
+    ///
+    /// # Safety
+    /// As [`Blocks::codes`].
+    #[inline(always)]
+    unsafe fn vectors<S: Codes64>(p: *const u8, step: usize) -> [S; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = Self::codes::<S>(p, step);
+            by_way_of_memory(match Self::ZERO {
+                None | Some(0) => codes,
+                Some(zero) => S::minus(codes, zero),
+            })
+        }
+    }
 }
+
+/// 64 signed codes as numbers. A widening load costs less than taking registers apart, which compilers prefer
+/// where they see that the bytes were just stored; so they are kept from seeing it.
+///
+/// # Safety
+/// As [`crate::simd::Simd`].
+#[inline(always)]
+unsafe fn by_way_of_memory<S: Codes64>(codes: S::Bytes) -> [S; 4] {
+    let mut bytes = Aligned([0i8; 64]);
+    // SAFETY: 64 bytes are written and read.
+    unsafe {
+        S::store_codes(codes, bytes.0.as_mut_ptr());
+        let p: *const u8 = hidden(&mut bytes).0.as_ptr().cast();
+        [S::load_i8(p), S::load_i8(p.add(16)), S::load_i8(p.add(32)), S::load_i8(p.add(48))]
+    }
+}
+
+/// The same reference, of which the compiler no longer knows what was stored there. No instruction comes of it.
+#[inline(always)]
+pub(crate) fn hidden<T>(value: &mut T) -> &mut T {
+    let mut p: *mut T = value;
+    // SAFETY: nothing is executed; the pointer comes out as it went in, with the borrow it came from.
+    unsafe {
+        asm!("/* {0} */", inout(reg) p, options(nostack, preserves_flags));
+        &mut *p
+    }
+}
+
+/// One cache line.
+#[repr(align(64))]
+struct Aligned([i8; 64]);

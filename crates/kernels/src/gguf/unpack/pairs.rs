@@ -3,12 +3,12 @@
 use metaltail_quant::{E8M0_HALF, IQ4_VALUES, MXFP4_VALUES};
 
 use super::{Blocks, Scales};
-use crate::simd::Codes64;
+use crate::simd::{Codes64, Table};
 
 /// Formats whose blocks begin with an `f16`: name, bytes of a block, zero, whether a minimum follows the scale,
-/// and how 64 codes are read from the blocks at `a` and `b`.
+/// how 64 codes are read from the blocks at `a` and `b`; where that is cheaper, how as numbers.
 macro_rules! pairs {
-    ($($(#[$doc:meta])* $name:ident: $bytes:literal, $zero:expr, $minima:literal, ($a:ident, $b:ident) => $codes:expr;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident: $bytes:literal, $zero:expr, $minima:literal, ($a:ident, $b:ident) => $codes:expr $(, vectors $vectors:expr)?;)*) => {$(
         $(#[$doc])*
         #[allow(non_camel_case_types, reason = "the name of the format")]
         pub(crate) struct $name;
@@ -40,9 +40,42 @@ macro_rules! pairs {
                     $codes
                 }
             }
+
+            $(
+                #[inline(always)]
+                unsafe fn vectors<S: Codes64>(p: *const u8, _step: usize) -> [S; 4] {
+                    // SAFETY: two blocks are readable.
+                    unsafe {
+                        let ($a, $b) = (p, p.add($bytes));
+                        $vectors
+                    }
+                }
+            )?
         }
     )*};
 }
+
+/// Four-bit codes of two blocks as numbers.
+///
+/// # Safety
+/// As [`crate::simd::Simd`]; 16 bytes are readable at both.
+#[inline(always)]
+pub(super) unsafe fn table_vectors<S: Codes64>(a: *const u8, b: *const u8, table: &Table) -> [S; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        [
+            S::table_vector::<0>(a, table),
+            S::table_vector::<4>(a, table),
+            S::table_vector::<0>(b, table),
+            S::table_vector::<4>(b, table),
+        ]
+    }
+}
+
+static LESS_8: Table = Table::plain(4, 8);
+pub(super) static NIBBLES: Table = Table::plain(4, 0);
+pub(super) static IQ4: Table = Table::new(IQ4_VALUES);
+static MXFP4: Table = Table::new(MXFP4_VALUES);
 
 /// Four-bit codes of two blocks, with the fifth bits that stand before them as a `u32`.
 ///
@@ -61,17 +94,18 @@ unsafe fn five_bits<S: Codes64>(a: *const u8, b: *const u8) -> S::Bytes {
 
 pairs! {
     /// int8.
-    Q8_0: 34, None, false, (a, b) => S::join(a.add(2), b.add(2));
+    Q8_0: 34, None, false, (a, b) => S::join(a.add(2), b.add(2)), vectors
+        [S::load_i8(a.add(2)), S::load_i8(a.add(18)), S::load_i8(b.add(2)), S::load_i8(b.add(18))];
     /// Four bits.
-    Q4_0: 18, Some(8), false, (a, b) => S::nibble_pairs(a.add(2), b.add(2));
+    Q4_0: 18, Some(8), false, (a, b) => S::nibble_pairs(a.add(2), b.add(2)), vectors table_vectors(a.add(2), b.add(2), &LESS_8);
     /// Four bits with a minimum.
-    Q4_1: 20, Some(0), true, (a, b) => S::nibble_pairs(a.add(4), b.add(4));
+    Q4_1: 20, Some(0), true, (a, b) => S::nibble_pairs(a.add(4), b.add(4)), vectors table_vectors(a.add(4), b.add(4), &NIBBLES);
     /// Five bits.
     Q5_0: 22, Some(16), false, (a, b) => five_bits::<S>(a.add(2), b.add(2));
     /// Five bits with a minimum.
     Q5_1: 24, Some(0), true, (a, b) => five_bits::<S>(a.add(4), b.add(4));
     /// A table of 16.
-    Iq4Nl: 18, None, false, (a, b) => S::look_up(S::nibble_pairs(a.add(2), b.add(2)), &IQ4_VALUES);
+    Iq4Nl: 18, None, false, (a, b) => S::look_up(S::nibble_pairs(a.add(2), b.add(2)), &IQ4.codes), vectors table_vectors(a.add(2), b.add(2), &IQ4);
 }
 
 /// E2M1 with a power of two.
@@ -108,5 +142,11 @@ impl Blocks for Mxfp4 {
     unsafe fn codes<S: Codes64>(p: *const u8, _step: usize) -> S::Bytes {
         // SAFETY: two blocks are readable.
         unsafe { S::look_up(S::nibble_pairs(p.add(1), p.add(18)), &MXFP4_CODES) }
+    }
+
+    #[inline(always)]
+    unsafe fn vectors<S: Codes64>(p: *const u8, _step: usize) -> [S; 4] {
+        // SAFETY: two blocks are readable.
+        unsafe { table_vectors(p.add(1), p.add(18), &MXFP4) }
     }
 }

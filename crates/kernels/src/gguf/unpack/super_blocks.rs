@@ -1,10 +1,12 @@
 //! Formats of 256 columns a block: a span is a block. Small scales are spread to a byte each within 64-bit
 //! words, and then multiplied by `d` and `dmin`, 16 at a time.
 
-use metaltail_quant::IQ4_VALUES;
-
+use super::pairs::{IQ4, NIBBLES, table_vectors};
 use super::{Blocks, Scales};
-use crate::simd::Codes64;
+use crate::simd::{Codes64, Table};
+
+/// Two-bit codes, whatever stands above them.
+static PAIRS: Table = Table::plain(2, 0);
 
 /// Eight bytes.
 ///
@@ -101,6 +103,30 @@ impl Blocks for Q2K {
         // SAFETY: 64 bytes of codes from byte 16.
         unsafe { S::twice(p.add(16 + step / 2 * 32), shift, shift + 2, 3) }
     }
+
+    #[inline(always)]
+    unsafe fn vectors<S: Codes64>(p: *const u8, step: usize) -> [S; 4] {
+        // SAFETY: 64 bytes of codes from byte 16.
+        unsafe {
+            let a = p.add(16 + step / 2 * 32);
+            let b = a.add(16);
+            if step.is_multiple_of(2) {
+                [
+                    S::table_vector::<0>(a, &PAIRS),
+                    S::table_vector::<0>(b, &PAIRS),
+                    S::table_vector::<2>(a, &PAIRS),
+                    S::table_vector::<2>(b, &PAIRS),
+                ]
+            } else {
+                [
+                    S::table_vector::<4>(a, &PAIRS),
+                    S::table_vector::<4>(b, &PAIRS),
+                    S::table_vector::<6>(a, &PAIRS),
+                    S::table_vector::<6>(b, &PAIRS),
+                ]
+            }
+        }
+    }
 }
 
 /// Three bits, scales of six.
@@ -183,6 +209,20 @@ impl Blocks for Q4K {
     unsafe fn codes<S: Codes64>(p: *const u8, step: usize) -> S::Bytes {
         // SAFETY: 128 bytes of codes from byte 16.
         unsafe { S::twice(p.add(16 + step * 32), 0, 4, 15) }
+    }
+
+    #[inline(always)]
+    unsafe fn vectors<S: Codes64>(p: *const u8, step: usize) -> [S; 4] {
+        // SAFETY: 128 bytes of codes from byte 16.
+        unsafe {
+            let (a, b) = (p.add(16 + step * 32), p.add(32 + step * 32));
+            [
+                S::table_vector::<0>(a, &NIBBLES),
+                S::table_vector::<0>(b, &NIBBLES),
+                S::table_vector::<4>(a, &NIBBLES),
+                S::table_vector::<4>(b, &NIBBLES),
+            ]
+        }
     }
 }
 
@@ -279,6 +319,13 @@ impl Blocks for Iq4Xs {
     unsafe fn codes<S: Codes64>(p: *const u8, step: usize) -> S::Bytes {
         let at = 8 + step * 32;
         // SAFETY: 128 bytes of codes from byte 8.
-        unsafe { S::look_up(S::nibble_pairs(p.add(at), p.add(at + 16)), &IQ4_VALUES) }
+        unsafe { S::look_up(S::nibble_pairs(p.add(at), p.add(at + 16)), &IQ4.codes) }
+    }
+
+    #[inline(always)]
+    unsafe fn vectors<S: Codes64>(p: *const u8, step: usize) -> [S; 4] {
+        let at = 8 + step * 32;
+        // SAFETY: 128 bytes of codes from byte 8.
+        unsafe { table_vectors(p.add(at), p.add(at + 16), &IQ4) }
     }
 }
