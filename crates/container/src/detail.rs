@@ -6,7 +6,7 @@ use crate::colibri::{self, Stamps};
 use crate::error::Error;
 use crate::gguf::GgufTensors;
 use crate::header::Header;
-use crate::hf::{self, stacked};
+use crate::hf::{self, slices};
 use crate::index::TensorIndex;
 use crate::inventory::{ExpertLayerSpec, Part};
 use crate::place::{ExpertPlace, Extent, MatrixPlace, PartPlace, RunOffset};
@@ -83,7 +83,7 @@ impl Detail {
             Detail::Gguf(tensors) => tensors.stored_name(canonical),
             Detail::Hf(index) => {
                 let whole = index.find(canonical).map(|(name, _)| name);
-                whole.or_else(|| stacked::find(index, canonical).map(|slice| slice.name))
+                whole.or_else(|| slices::find(index, canonical).map(|slice| slice.name))
             }
             Detail::Colibri(index, _) | Detail::Slab(index, _) => index.find(canonical).map(|(name, _)| name),
         }
@@ -100,7 +100,7 @@ impl Detail {
             Detail::Gguf(tensors) => tensors.locate(canonical, shape),
             Detail::Hf(index) => {
                 let slice = match index.find(canonical) {
-                    None => stacked::find(index, canonical),
+                    None => slices::find(index, canonical),
                     Some(_) => None,
                 };
                 if let Some(slice) = slice {

@@ -1,6 +1,6 @@
 //! Hugging Face checkpoints: which files belong to one, and matrices in their stored formats.
 
-pub(crate) mod stacked;
+pub(crate) mod slices;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
