@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use metaltail_container::gguf::{Gguf, GgufPlan, GgufTensorSpec, Scalar, TensorType, Text, Value};
 use metaltail_container::Checkpoint;
+use metaltail_container::gguf::{Gguf, GgufPlan, GgufTensorSpec, Scalar, TensorType, Text, Value};
 use metaltail_model::text::{ChatTemplate, Tokenizer};
 use metaltail_model::{AttentionPlan, FfnPlan, KvExpansion, Plan, RopePairs};
 use proptest::prelude::*;
