@@ -287,7 +287,11 @@ fn cell_of_ratio(figure: &PeerFigure) -> String {
     figure.ratio.as_ref().map_or("–".to_owned(), |ratio| tables::spread("ratio", ratio))
 }
 
+/// Nothing where one of them did not answer.
 fn ids_words(ids: &PeerIds, name: &str) -> String {
+    if ids.metaltail.is_empty() || ids.peer.is_empty() {
+        return String::new();
+    }
     let mut text = format!("metaltail: {:?}\n{name}: {:?}\n", ids.metaltail, ids.peer);
     let shorter = ids.metaltail.len().min(ids.peer.len());
     text.push_str(&match ids.same == shorter {

@@ -66,6 +66,12 @@ impl Group {
         let file = if self.unified { "memory.peak" } else { "memory.max_usage_in_bytes" };
         fs::read_to_string(self.dir.join(file)).ok()?.trim().parse().ok()
     }
+
+    /// Whether the system ended a process of it for want of memory, where it keeps count.
+    pub fn killed(&self) -> bool {
+        let file = if self.unified { "memory.events" } else { "memory.oom_control" };
+        kills(&fs::read_to_string(self.dir.join(file)).unwrap_or_default()) > 0
+    }
 }
 
 impl Drop for Group {
@@ -78,6 +84,11 @@ impl Drop for Group {
             sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// The count of processes ended, which both versions write as a line `oom_kill N`.
+fn kills(text: &str) -> u64 {
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Where groups may be made: beneath our own, or in the unified hierarchy beneath the nearest that hands the
@@ -103,5 +114,17 @@ fn sweep(above: &Path) {
             // One that still has processes refuses to go.
             let _ = fs::remove_dir(entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_that_were_ended_are_counted_by_either_version() {
+        assert_eq!(kills("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"), 2);
+        assert_eq!(kills("low 0\nmax 9\noom 1\noom_kill 1\noom_group_kill 0\n"), 1);
+        assert_eq!(kills("oom_kill_disable 1\nunder_oom 0\n"), 0);
     }
 }

@@ -49,7 +49,13 @@ impl Programs for Processes {
             .map_err(|error| format!("{} cannot be started: {error}", words.program.display()))?;
         let seconds = begun.elapsed().as_secs_f64();
         if !output.status.success() {
-            return Err(told(&output));
+            let killed = group.as_ref().is_some_and(Group::killed);
+            return Err(match killed {
+                true => {
+                    "it needed more memory than its control group has, and the system ended it".to_owned()
+                }
+                false => told(&output),
+            });
         }
         let object: Value = serde_json::from_slice(&output.stdout)
             .map_err(|error| format!("what it printed is not one JSON object: {error}"))?;
