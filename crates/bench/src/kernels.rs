@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metaltail_kernels::{CpuExperts, ExpertCompute, ExpertTask, ExpertWeights, Kernels, Numerics, Pool};
-use metaltail_quant::{Format, MatrixLayout, OwnedMatrix};
+use metaltail_quant::{Format, GgufFormat, MatrixLayout, OwnedMatrix};
 use serde::Serialize;
 
 use crate::{Bandwidth, Spread};
@@ -86,6 +86,7 @@ impl Expert {
                     (0..rows * cols).flat_map(|_| [noise() as u8, 0x38 | (noise() as u8 & 0x81)]).collect()
                 }
                 Format::Fp8Block => (0..rows * cols).map(|_| noise() as u8 & 0xb7).collect(),
+                Format::Gguf(format) => gguf_blocks(format, layout.weight_bytes(), noise),
                 _ => (0..layout.weight_bytes()).map(|_| noise() as u8).collect(),
             };
             let scales = 0.01f32.to_le_bytes().repeat(layout.scale_bytes() / 4);
@@ -102,6 +103,20 @@ impl Expert {
         let [gate, up, down] = &self.parts;
         ExpertWeights { gate: gate.as_ref(), up: up.as_ref(), down: down.as_ref() }
     }
+}
+
+/// Random blocks, their `f16` scales 2⁻⁷ (0x2000) and MXFP4's exponents 2⁻⁷.
+fn gguf_blocks(format: GgufFormat, bytes: usize, mut noise: impl FnMut() -> u64) -> Vec<u8> {
+    let mut weights: Vec<u8> = (0..bytes).map(|_| noise() as u8).collect();
+    for block in weights.chunks_mut(format.block_bytes()) {
+        for at in format.halves() {
+            block[*at..at + 2].copy_from_slice(&0x2000u16.to_le_bytes());
+        }
+        if format == GgufFormat::Mxfp4 {
+            block[0] = 120;
+        }
+    }
+    weights
 }
 
 struct Arm {
@@ -127,8 +142,7 @@ pub fn measure(options: &KernelOptions, progress: &mut dyn FnMut(usize)) -> Opti
             .map(|seed| Expert::new(format, options.hidden, options.width, seed + 1))
             .collect();
         let experts = experts?;
-        let quantised = matches!(format, Format::Int8Row | Format::Int4Row | Format::Int4Group(_));
-        let numerics: &[(Numerics, &'static str)] = match quantised {
+        let numerics: &[(Numerics, &'static str)] = match Kernels::has_integer_path(format) {
             true => &[(Numerics::QuantizedActivations, "int8"), (Numerics::Exact, "exact")],
             false => &[(Numerics::Exact, "exact")],
         };

@@ -11,14 +11,22 @@ const SMALL: &str = "bench kernels --hidden 128 --width 64 --top-k 4 --rounds 3 
 #[test]
 fn every_format_has_a_row_with_its_spread_and_share() {
     let dir = tempfile::tempdir().unwrap();
-    let line = format!("{SMALL} --format int4-g32,bf16 --json");
+    let line = format!("{SMALL} --format int4-g32,bf16,q8_0,mxfp4 --json");
     let report = run(dir.path(), &line).expect(0).json();
     assert_eq!(report["decode"], Value::Null);
     assert_eq!(report["report"]["shape"], serde_json::json!([128, 64, 4]));
     let rows = report["report"]["rows"].as_array().unwrap();
     let arm = |row: &Value| (row["format"].clone(), row["activations"].clone());
     let arms: Vec<_> = rows.iter().map(arm).collect();
-    let wanted = [("int4-g32", "int8"), ("int4-g32", "exact"), ("bf16", "exact")];
+    let wanted = [
+        ("int4-g32", "int8"),
+        ("int4-g32", "exact"),
+        ("bf16", "exact"),
+        ("q8_0", "int8"),
+        ("q8_0", "exact"),
+        ("mxfp4", "int8"),
+        ("mxfp4", "exact"),
+    ];
     assert_eq!(arms, wanted.map(|(format, activations)| (format.into(), activations.into())));
     for row in rows {
         let spread = &row["gb_per_second"];
@@ -78,6 +86,9 @@ fn what_cannot_be_measured_is_refused() {
     run(dir.path(), "bench kernels --working-set 1000 --json").expect(2);
     run(dir.path(), "bench kernels --top-k 0 --json").expect(2);
     run(dir.path(), "bench kernels --format int3 --json").expect(2);
+    let refused = run(dir.path(), "bench kernels --hidden 384 --format q4_k").expect(2);
+    let message = refused.stderr;
+    assert!(message.contains("384") && message.contains("Q4_K") && message.contains("256"), "{message}");
     run(dir.path(), "bench kernels --working-set 100000G --json").expect(4);
     run(dir.path(), "bench kernels --threads 100000 --json").expect(2);
     run(dir.path(), "bench kernels --hidden 4294967296 --width 4294967296 --json").expect(2);

@@ -61,7 +61,7 @@ pub struct BenchKernelsArgs {
     /// Rounds that count; one more warms up
     #[arg(long, value_name = "N", value_parser = whole::<1, MAX_ROUNDS>, default_value = "5", help_heading = "Measurement")]
     pub rounds: usize,
-    /// Number formats, such as int4-g64,int8,bf16
+    /// Number formats, such as int4-g64,q4_k,bf16
     #[arg(
         long = "format",
         value_name = "LIST",

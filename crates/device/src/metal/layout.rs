@@ -93,4 +93,13 @@ mod tests {
         assert_eq!(matrix(even, 4, 0).unwrap()[40..44], [1, 0, 0, 0]);
         assert_eq!(matrix(even, 6, 0).unwrap()[40..44], [0, 0, 0, 0]);
     }
+
+    #[test]
+    fn a_format_without_a_kernel_is_refused_by_name() {
+        let layout = MatrixLayout::new(Format::Gguf(metaltail_quant::GgufFormat::Q4K), 1, 256).unwrap();
+        for refused in [matrix(layout, 0, 0).map(drop), format_name(layout.format()).map(drop)] {
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains("no kernel for q4_k"), "{message}");
+        }
+    }
 }
