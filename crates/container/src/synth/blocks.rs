@@ -124,7 +124,9 @@ mod tests {
             let (mean, square) =
                 (values.iter().sum::<f32>() / n, values.iter().map(|v| v * v).sum::<f32>() / n);
             assert!((mean * (columns as f32).sqrt()).abs() < 0.03, "{format}: mean {mean}");
-            assert!((0.9..1.15).contains(&(square * columns as f32)), "{format}: variance {square}");
+            // A scale that is a power of two lies up to a factor of √2 off.
+            let near = if format == GgufFormat::Mxfp4 { 0.5..2.0 } else { 0.9..1.15 };
+            assert!(near.contains(&(square * columns as f32)), "{format}: variance {square}");
         }
     }
 
