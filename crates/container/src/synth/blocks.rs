@@ -124,7 +124,9 @@ mod tests {
             let (mean, square) =
                 (values.iter().sum::<f32>() / n, values.iter().map(|v| v * v).sum::<f32>() / n);
             assert!((mean * (columns as f32).sqrt()).abs() < 0.03, "{format}: mean {mean}");
-            assert!((0.9..1.15).contains(&(square * columns as f32)), "{format}: variance {square}");
+            // A power of two for a scale is up to half a doubling off, so its square up to one.
+            let wanted = if kind.name() == "MXFP4" { 0.5..2.0 } else { 0.9..1.15 };
+            assert!(wanted.contains(&(square * columns as f32)), "{format}: variance {square}");
         }
     }
 
