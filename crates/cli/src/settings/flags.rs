@@ -145,8 +145,8 @@ pub struct Flags {
 /// Which model.
 #[derive(Args, Clone, Debug, Default, Serialize)]
 pub struct ModelFlags {
-    /// Directory of the model: a Hugging Face checkpoint, a colibrì directory or a slab container; DIR,DIR
-    /// for several drives with copies or parts of it
+    /// The model: a GGUF file, or the directory of a Hugging Face checkpoint, a colibrì directory or a slab
+    /// container; DIR,DIR for several drives with copies or parts of it
     #[arg(long, value_name = "DIR[,DIR]")]
     #[serde(serialize_with = "lossy")]
     pub model: Option<PathBuf>,
