@@ -222,6 +222,12 @@ impl<const VNNI: bool> Simd for Ymm2<VNNI> {
         // SAFETY: a hint; it cannot fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch_second(p: *const u8) {
+        // SAFETY: a hint; it cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
 }
 
 /// Sums of four adjacent products of unsigned and signed bytes. The pairs must not pass 32767.

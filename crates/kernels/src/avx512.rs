@@ -150,6 +150,12 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
         // SAFETY: a hint; it cannot fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch_second(p: *const u8) {
+        // SAFETY: a hint; it cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
 }
 
 /// 64 nibbles as bytes in column order.

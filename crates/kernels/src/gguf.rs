@@ -63,7 +63,7 @@ unsafe fn in_tiles<X, T: Tile<X>>(job: &Job<'_, X>, rows: Range<usize>, input_by
 unsafe fn prefetch<S: Simd>(p: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(64) {
         // SAFETY: the caller's promise.
-        unsafe { S::prefetch(p.wrapping_add(line)) };
+        unsafe { S::prefetch_second(p.wrapping_add(line)) };
     }
 }
 

@@ -179,6 +179,9 @@ impl Simd for Quad {
 
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_second(_p: *const u8) {}
 }
 
 impl Dot64 for Quad {

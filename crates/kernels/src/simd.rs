@@ -46,6 +46,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_i32(p: *const i32) -> Self;
     /// Hints that the byte at `p`, any address, is wanted soon.
     unsafe fn prefetch(p: *const u8);
+    /// Likewise, into the second-level cache, past the few buffers between the first and memory.
+    unsafe fn prefetch_second(p: *const u8);
 }
 
 /// 64 weights as bytes, ready for integer dot products in [`Simd`] lanes of four columns each.
