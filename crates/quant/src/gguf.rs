@@ -50,7 +50,7 @@ pub enum GgufFormat {
     Iq4Xs,
 }
 
-/// 32 columns of a row: value of column i = scale[i / 16] · code[i] + minimum[i / 16].
+/// 32 columns of a row: the value of column `i` is `scales[i / 16] · codes[i] + minima[i / 16]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GgufUnit {
     /// Signed codes, in column order.
