@@ -66,33 +66,39 @@ impl QuantizedRows {
     }
 
     /// Rows held.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Columns of a row, before padding.
+    #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// Blocks of 64 columns in a row.
+    #[inline]
     pub fn blocks(&self) -> usize {
         self.cols.div_ceil(ACTIVATION_BLOCK)
     }
 
     /// One row's bytes, padded with zeros to `blocks · 64`.
+    #[inline]
     pub fn values(&self, row: usize) -> &[i8] {
         let len = self.blocks() * ACTIVATION_BLOCK;
         &self.values[row * len..][..len]
     }
 
     /// One row's scales, one for each block.
+    #[inline]
     pub fn scales(&self, row: usize) -> &[f32] {
         &self.scales[row * self.blocks()..][..self.blocks()]
     }
 
     /// −8 · Σ of each four columns of a row, 16 for each block: what turns a dot product with
     /// offset-binary nibbles (v + 8) into one with v. Times 16 it does the same for bytes v + 128.
+    #[inline]
     pub fn offsets(&self, row: usize) -> &[i32] {
         let len = self.blocks() * (ACTIVATION_BLOCK / LANE_COLUMNS);
         &self.offsets[row * len..][..len]

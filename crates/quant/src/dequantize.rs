@@ -8,6 +8,7 @@ use crate::{Format, GGUF_UNIT, MatrixRef};
 impl<'a> MatrixRef<'a> {
     /// Columns that share one scale along a row: the group size, 128 for fp8 blocks,
     /// the whole row for per-row scales, `None` for formats without separate scales.
+    #[inline]
     pub fn scale_span(&self) -> Option<usize> {
         match self.layout().format() {
             Format::F32 | Format::F16 | Format::Bf16 | Format::Gguf(_) => None,
@@ -21,6 +22,7 @@ impl<'a> MatrixRef<'a> {
     ///
     /// # Panics
     /// If `row` is not a row of the matrix.
+    #[inline]
     pub fn row_scale_bytes(&self, row: usize) -> &'a [u8] {
         let layout = self.layout();
         assert!(row < layout.rows(), "row {row} of a matrix of {} rows", layout.rows());
@@ -33,6 +35,7 @@ impl<'a> MatrixRef<'a> {
     ///
     /// # Panics
     /// If `row` or `col` lies outside the matrix.
+    #[inline]
     pub fn scale(&self, row: usize, col: usize) -> f32 {
         assert!(col < self.layout().cols(), "column {col} of a matrix of {} columns", self.layout().cols());
         match self.scale_span() {
@@ -49,6 +52,7 @@ impl<'a> MatrixRef<'a> {
     ///
     /// # Panics
     /// If `row` is not a row of the matrix.
+    #[inline]
     pub fn row_weight_bytes(&self, row: usize) -> &'a [u8] {
         let bytes = self.layout().row_bytes();
         &self.weights()[row * bytes..][..bytes]

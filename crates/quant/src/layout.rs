@@ -103,46 +103,55 @@ impl MatrixLayout {
     }
 
     /// The number format.
+    #[inline]
     pub fn format(&self) -> Format {
         self.format
     }
 
     /// Rows, that is outputs.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Columns, that is inputs.
+    #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// Bytes of one row's weights.
+    #[inline]
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
     }
 
     /// Bytes of all weights.
+    #[inline]
     pub fn weight_bytes(&self) -> usize {
         self.row_bytes * self.rows
     }
 
     /// Scales along a row (0 for formats without separate scales).
+    #[inline]
     pub fn scale_cols(&self) -> usize {
         self.scale_cols
     }
 
     /// Rows of scales (0 for formats without separate scales).
+    #[inline]
     pub fn scale_rows(&self) -> usize {
         self.scale_rows
     }
 
     /// Bytes of all scales.
+    #[inline]
     pub fn scale_bytes(&self) -> usize {
         self.scale_rows * self.scale_cols * 4
     }
 
     /// Bytes of weights and scales.
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.weight_bytes() + self.scale_bytes()
     }
@@ -185,16 +194,19 @@ impl<'a> MatrixRef<'a> {
     }
 
     /// Format and shape.
+    #[inline]
     pub fn layout(&self) -> MatrixLayout {
         self.layout
     }
 
     /// All weight bytes, row-major.
+    #[inline]
     pub fn weights(&self) -> &'a [u8] {
         self.weights
     }
 
     /// All scale bytes (little-endian `f32`), row-major; empty for formats without separate scales.
+    #[inline]
     pub fn scales(&self) -> &'a [u8] {
         self.scales
     }
