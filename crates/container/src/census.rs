@@ -233,6 +233,14 @@ impl Checkpoint {
             claimed += self.count_layer(layer, &mut census)?;
         }
         census.unused = self.stored().saturating_sub(claimed);
+        if let Some(tensors) = self.gguf_tensors() {
+            let drafts = tensors.refuse_unused(inventory)?;
+            if !use_draft && !drafts.is_empty() {
+                self.notice(format!("not used, as of draft layers: {}", some_of(&drafts)));
+            }
+            // A stacked tensor holds a matrix of every expert.
+            census.unused = drafts.len();
+        }
         self.refuse_other_parameters(inventory, (!use_draft).then_some(&draft_layers))?;
         self.notice_layers_beyond(inventory);
         self.notice_undeclared_draft();

@@ -232,6 +232,14 @@ impl Checkpoint {
         }
     }
 
+    /// Its tensors by canonical name.
+    pub(crate) fn gguf_tensors(&self) -> Option<&GgufTensors> {
+        match &self.detail {
+            Detail::Gguf(tensors) => Some(tensors),
+            _ => None,
+        }
+    }
+
     /// Gives a GGUF model the configuration that its metadata come to; both are objects.
     pub fn adopt(&mut self, config: Value, generation_config: Option<Value>) {
         (self.config, self.generation_config) = (config, generation_config);

@@ -36,6 +36,14 @@ pub enum Error {
         /// The file of each, of a set the first.
         names: Vec<String>,
     },
+    /// Tensors that the model of this architecture does not compute with.
+    #[error("{} has tensors that a model of its architecture and metadata does not compute with here, so that leaving them out would change its answers: {}", file.display(), crate::census::some_of(names))]
+    GgufUnused {
+        /// The file.
+        file: PathBuf,
+        /// Their names.
+        names: Vec<String>,
+    },
     /// A tensor of a type that is not computed.
     #[error("cannot compute with {}: tensor {tensor:?} is of type {kind}, for which there is no arithmetic here; use a file in Q8_0, Q4_K_M or another common quantisation", file.display())]
     GgufType {

@@ -106,7 +106,8 @@ impl Listing {
     /// # Errors
     /// Several of them.
     pub fn only_gguf(&self, dir: &Path) -> Result<Option<PathBuf>, Error> {
-        let other = |name: &String| name == "config.json" || is_weights(name);
+        // Some publish the configuration of the original beside.
+        let other = |name: &String| is_weights(name);
         if self.is_journaled() || self.names.contains(slab::MANIFEST) || self.names.iter().any(other) {
             return Ok(None);
         }

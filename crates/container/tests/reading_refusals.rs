@@ -34,7 +34,7 @@ fn what_is_no_model_directory_is_refused_by_name() {
     assert!(matches!(refused(&dir.path().join("config.json")), Error::NotDirectory { .. }));
     assert!(matches!(refused(dir.path()), Error::NoTensors { .. }));
     fs::write(dir.path().join("model.gguf"), "GGUF").unwrap();
-    assert!(matches!(refused(dir.path()), Error::NoTensors { .. }), "a configuration wants safetensors");
+    assert!(matches!(refused(dir.path()), Error::GgufFile { .. }), "a configuration may lie beside");
     assert!(matches!(refused(&dir.path().join("model.gguf")), Error::GgufFile { .. }));
     fs::remove_file(dir.path().join("config.json")).unwrap();
     assert!(matches!(refused(dir.path()), Error::GgufFile { .. }), "the only model in it is meant");

@@ -171,6 +171,39 @@ fn a_type_without_arithmetic_is_refused_with_its_tensor() {
     assert!(refusal.contains("token_embd.weight") && refusal.contains("TQ1_0"), "{refusal}");
 }
 
+/// What would be left out without a word would change the answers.
+#[test]
+fn tensors_and_keys_that_are_not_computed_are_refused_by_name() {
+    let with = |name: &str| {
+        let mut model = Model::of("olmoe");
+        let (spec, data) = model.tensors[2].clone();
+        model.tensors.push((GgufTensorSpec { name: name.to_owned(), ..spec }, data));
+        model.refusal()
+    };
+    for name in
+        ["blk.1.attn_q.bias", "blk.1.mystery.weight", "blk.1.ffn_down_exps.scale", "blk.0.ffn_gate.0.weight"]
+    {
+        let refusal = with(name);
+        assert!(refusal.contains(name), "{name}: {refusal}");
+    }
+    let refusal = Model::of("olmoe").set("olmoe.block_count", number(3)).refusal();
+    assert!(refusal.contains("blk.3."), "{refusal}");
+    for (key, value) in [
+        ("olmoe.attention.clamp_kqv", Value::Scalar(Scalar::F32(8.0))),
+        ("olmoe.attention.scale", Value::Scalar(Scalar::F32(0.5))),
+        ("olmoe.logit_scale", Value::Scalar(Scalar::F32(0.25))),
+        ("olmoe.expert_weights_scale", Value::Scalar(Scalar::F32(2.5))),
+        ("olmoe.attention.sliding_window", number(16)),
+        ("olmoe.rope.dimension_count", number(8)),
+    ] {
+        let refusal = Model::of("olmoe").set(key, value).refusal();
+        assert!(
+            refusal.contains(key.rsplit('.').next().unwrap()) || refusal.contains("rotation"),
+            "{key}: {refusal}"
+        );
+    }
+}
+
 #[test]
 fn another_shape_is_refused_with_both() {
     let refusal = Model::of("olmoe").set("olmoe.expert_feed_forward_length", number(48)).refusal();

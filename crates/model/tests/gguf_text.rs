@@ -125,6 +125,20 @@ fn an_unknown_pre_tokenizer_is_named() {
     assert!(error.contains("\"tekken\"") && error.contains("--ids"), "{error}");
 }
 
+/// A vocabulary whose merges would take memory without bound.
+#[test]
+fn tokens_of_no_real_vocabulary_are_refused() {
+    let tokens: Vec<String> = (1..700).map(|len| "a".repeat(len)).collect();
+    let scores = vec![0f32.to_le_bytes(); tokens.len()];
+    let (_dir, checkpoint) = open(vec![
+        ("ggml.model", text("llama")),
+        ("ggml.tokens", strings(&tokens)),
+        ("ggml.scores", numbers(ValueKind::F32, &scores)),
+    ]);
+    let error = Tokenizer::of(&checkpoint).unwrap_err().to_string();
+    assert!(error.contains("in no vocabulary of this kind"), "{error}");
+}
+
 /// Of two neighbours those are joined first whose union has the highest score; a character that is in no token is
 /// spelt by its bytes; a space stands before a text.
 #[test]

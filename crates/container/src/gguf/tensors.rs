@@ -1,6 +1,6 @@
 //! The tensors of a GGUF model as matrices: by canonical name, an expert as slices of stacked tensors.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
 use metaltail_quant::{Format, GgufFormat, MatrixLayout};
@@ -9,6 +9,7 @@ use super::names::{Candidates, candidates};
 use super::set::Gguf;
 use super::types::TensorType;
 use crate::error::Error;
+use crate::inventory::{Inventory, Part as Matrix};
 use crate::place::{Extent, MatrixPlace};
 
 /// A stored tensor.
@@ -115,10 +116,41 @@ impl GgufTensors {
         Ok(MatrixPlace { layout, weights, scales: None })
     }
 
+    /// Refuses tensors that belong to the computation and that the inventory does not know: with them left out
+    /// the numbers would be others. Those of draft layers that are not used are given back.
+    ///
+    /// # Errors
+    /// [`Error::GgufUnused`] with their names.
+    pub(crate) fn refuse_unused(&self, inventory: &Inventory) -> Result<Vec<String>, Error> {
+        let mut used: HashSet<&str> = HashSet::new();
+        used.extend(inventory.tensors.iter().filter_map(|spec| self.stored_name(&spec.name)));
+        for layer in &inventory.experts {
+            let experts = (0..layer.count).flat_map(|e| Matrix::ALL.map(|matrix| layer.name(e, matrix)));
+            used.extend(experts.filter_map(|name| self.stored_name(&name)));
+        }
+        let mut unused: Vec<&str> = self.names().filter(|name| !used.contains(name)).collect();
+        unused.sort_unstable();
+        let drafts: HashSet<&str> =
+            self.names().filter(|name| name.contains(".nextn.")).filter_map(block_of).collect();
+        let draft = |name: &&str| block_of(name).is_some_and(|block| drafts.contains(block));
+        let (drafts, others): (Vec<&str>, Vec<&str>) = unused.into_iter().partition(draft);
+        // Frequencies of rotation that follow from the metadata.
+        let others: Vec<String> = others
+            .into_iter()
+            .filter(|name| !name.ends_with(".attn_rot_embd.weight"))
+            .map(str::to_owned)
+            .collect();
+        match others.is_empty() {
+            true => Ok(drafts.into_iter().map(str::to_owned).collect()),
+            false => Err(Error::GgufUnused { file: self.path(0), names: others }),
+        }
+    }
+
     /// The first of the candidates that is stored.
     fn part(&self, found: &Candidates) -> Option<Part<'_>> {
         let get = |name: &str| self.by_name.get_key_value(name);
-        if let Some((name, stored)) = found.whole.iter().find_map(|name| get(name)) {
+        let stacked = found.slice.as_ref().is_some_and(|slice| self.by_name.contains_key(&slice.stacked));
+        if let Some((name, stored)) = found.whole.iter().find_map(|name| get(name)).filter(|_| !stacked) {
             return Some(Part { name, stored, share: (0, 1), dims: &stored.dims });
         }
         let slice = found.slice.as_ref()?;
@@ -157,6 +189,12 @@ impl Candidates {
 fn joined(part: &Part<'_>) -> u64 {
     let experts = part.stored.dims.last().copied().unwrap_or(1);
     if part.share.1 == 1 || part.share.1 == experts { 1 } else { 2 }
+}
+
+/// `blk.N` of a tensor's name.
+fn block_of(name: &str) -> Option<&str> {
+    let end = name.strip_prefix("blk.")?.find('.')?;
+    Some(&name["blk.".len()..][..end])
 }
 
 /// The format of a type that is computed.

@@ -47,7 +47,8 @@ fn head_dim(metadata: &Metadata<'_>, config: &mut Config) -> Result<Option<u64>,
     if let Some(width) = keys {
         insert(config, "head_dim", width);
     }
-    Ok(keys)
+    let (hidden, heads) = (metadata.need("embedding_length")?, metadata.need("attention.head_count")?);
+    Ok(keys.or_else(|| hidden.checked_div(heads)))
 }
 
 /// Refuses a rotation of less than the whole head, for architectures that rotate all of it.
@@ -71,6 +72,8 @@ fn gating(metadata: &Metadata<'_>, wanted: u64) -> Result<(), ConfigError> {
 }
 
 fn olmoe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_windows()?;
+    metadata.refuse_other_weights(metadata.flag("expert_weights_norm")?.unwrap_or_default())?;
     let head = head_dim(metadata, config)?;
     rotates_all(metadata, head)?;
     gating(metadata, 1)?;
@@ -84,6 +87,8 @@ fn olmoe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError
 }
 
 fn qwen2moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_windows()?;
+    metadata.refuse_other_weights(metadata.flag("expert_weights_norm")?.unwrap_or_default())?;
     let head = head_dim(metadata, config)?;
     rotates_all(metadata, head)?;
     gating(metadata, 1)?;
@@ -97,6 +102,8 @@ fn qwen2moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigEr
 }
 
 fn qwen3moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_windows()?;
+    metadata.refuse_other_weights(metadata.flag("expert_weights_norm")?.unwrap_or_default())?;
     let head = head_dim(metadata, config)?;
     rotates_all(metadata, head)?;
     gating(metadata, 1)?;
@@ -112,6 +119,8 @@ fn qwen3moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigEr
 /// Delta nets between attention. The converter adds the one to norms, takes the exponential of the rates of decay and
 /// puts the value heads in another order.
 fn qwen35moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_windows()?;
+    metadata.refuse_other_weights(true)?;
     let head = head_dim(metadata, config)?;
     gating(metadata, 1)?;
     insert(config, "num_experts", metadata.need("expert_count")?);
@@ -140,6 +149,7 @@ fn qwen35moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigE
 
 /// Which layers slide is not said: every other one does, from the first on, as in every model so far.
 fn gpt_oss(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_other_weights(true)?;
     let head = head_dim(metadata, config)?;
     rotates_all(metadata, head)?;
     insert(config, "num_local_experts", metadata.need("expert_count")?);
@@ -162,6 +172,8 @@ fn gpt_oss(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigErr
 
 /// Mixtral. The converter permutes the rows of queries and keys, so that the elements of a pair are neighbours.
 fn llama(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_windows()?;
+    metadata.refuse_other_weights(true)?;
     let Some(experts) = metadata.number("expert_count")?.filter(|experts| *experts > 0) else {
         return Err(metadata.unsupported("a model without routed experts".into()));
     };
@@ -177,6 +189,8 @@ fn llama(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError
 }
 
 fn minimax_m2(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_windows()?;
+    metadata.refuse_other_weights(true)?;
     head_dim(metadata, config)?;
     gating(metadata, 2)?;
     insert(config, "num_local_experts", metadata.need("expert_count")?);
@@ -205,6 +219,7 @@ fn grouped_moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), Confi
 }
 
 fn glm4moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_windows()?;
     let head = head_dim(metadata, config)?;
     if let (Some(dim), Some(head)) = (metadata.number("rope.dimension_count")?, head) {
         insert(config, "partial_rotary_factor", json!(dim as f64 / head.max(1) as f64));
@@ -241,6 +256,7 @@ fn latent(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigErro
 }
 
 fn deepseek2(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_windows()?;
     latent(metadata, config)?;
     if metadata.has("*.exp_probs_b.bias") {
         gating(metadata, 2)?;
@@ -252,6 +268,7 @@ fn deepseek2(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigE
 }
 
 fn glm_dsa(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    metadata.refuse_windows()?;
     latent(metadata, config)?;
     gating(metadata, 2)?;
     grouped_moe(metadata, config)?;

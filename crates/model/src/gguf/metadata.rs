@@ -160,7 +160,46 @@ impl<'a> Metadata<'a> {
         if let Some(theta) = self.float("rope.freq_base")? {
             config.insert("rope_theta".into(), json!(theta));
         }
+        self.refuse_other_arithmetic()?;
         self.rope_scaling(config)
+    }
+
+    /// Refuses what would change the result and is computed for no architecture; values that change nothing are
+    /// let be.
+    fn refuse_other_arithmetic(&self) -> Result<(), ConfigError> {
+        for (key, neutral) in [
+            ("attention.scale", [0.0, 0.0]),
+            ("attention.clamp_kqv", [0.0, 0.0]),
+            ("logit_scale", [0.0, 1.0]),
+            ("rope.scale_linear", [0.0, 1.0]),
+            ("rope.scaling.yarn_ext_factor", [-1.0, 1.0]),
+        ] {
+            if let Some(value) = self.float(key)?.filter(|value| !neutral.contains(value)) {
+                return Err(self.unsupported(format!("{} {value}", self.key(key))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a window over positions, for architectures that have none.
+    pub(super) fn refuse_windows(&self) -> Result<(), ConfigError> {
+        match self.number("attention.sliding_window")? {
+            None | Some(0) => Ok(()),
+            Some(size) => Err(self.unsupported(format!("{} {size}", self.key("attention.sliding_window")))),
+        }
+    }
+
+    /// Refuses weights of chosen experts that are scaled, or normalised otherwise than `normalised` says.
+    pub(super) fn refuse_other_weights(&self, normalised: bool) -> Result<(), ConfigError> {
+        if let Some(scale) = self.float("expert_weights_scale")?.filter(|scale| ![0.0, 1.0].contains(scale)) {
+            return Err(self.unsupported(format!("{} {scale}", self.key("expert_weights_scale"))));
+        }
+        match self.flag("expert_weights_norm")? {
+            Some(got) if got != normalised => {
+                Err(self.unsupported(format!("{} {got}", self.key("expert_weights_norm"))))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// `rope.scaling.*` as `rope_scaling`. The factor on scores of `deepseek2` comes from a key of its own.

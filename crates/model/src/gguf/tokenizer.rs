@@ -11,6 +11,10 @@ use super::pretokenizers;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 const BYTE: u64 = 6;
+/// Longest token of a SentencePiece vocabulary that is taken, in bytes.
+const TOKEN_BYTES: usize = 512;
+/// Most pairs that its tokens may be made of, in the mean.
+const PAIRS: usize = 32;
 /// What stands for a space at the beginning of a word in a SentencePiece vocabulary.
 const SPACE: &str = "\u{2581}";
 
@@ -167,10 +171,15 @@ fn sentence_piece(gguf: &Gguf) -> Result<Value, String> {
         _ => 0.0,
     };
     let ids = vocabulary.ids();
+    // Real vocabularies have some five pairs a token; the text of each is kept.
+    let most = vocabulary.tokens.len().saturating_mul(PAIRS);
     let mut pairs: Vec<(usize, &str, &str)> = Vec::new();
     for (id, token) in vocabulary.tokens.iter().enumerate() {
         if matches!(vocabulary.kind(id), CONTROL | BYTE) {
             continue;
+        }
+        if token.len() > TOKEN_BYTES || pairs.len() > most {
+            return Err(format!("token {id} of {} bytes is in no vocabulary of this kind", token.len()));
         }
         let splits = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
         pairs.extend(
