@@ -139,7 +139,7 @@ fn metadata_are_typed_and_range_checked() {
         (model().without_key("qwen3moe.expert_count"), "no `qwen3moe.expert_count`"),
         (model().without_key("general.architecture"), "no `general.architecture`"),
         (model().set("qwen3moe.block_count", text("4")), "must be a whole number, got the kind string"),
-        (model().set("qwen3moe.block_count", number(4096)), "outside 1..=128"),
+        (model().set("qwen3moe.block_count", number(4096)), "outside 1..=1024"),
         (model().set("qwen3moe.expert_used_count", number(0)), "outside 1..="),
         (model().set("qwen3moe.expert_gating_func", number(2)), "expert_gating_func 2"),
         (model().set("qwen3moe.rope.dimension_count", number(8)), "a rotation of 8 of 32 numbers"),
@@ -149,6 +149,16 @@ fn metadata_are_typed_and_range_checked() {
     ] {
         let refusal = model.refusal();
         assert!(refusal.contains(wanted), "{wanted}: {refusal}");
+    }
+}
+
+/// T08: a count of layers of which lists would be made that no memory holds.
+#[test]
+fn layers_without_end_are_refused_before_lists_are_made_of_them() {
+    for (name, key) in [("qwen3_5_moe", "qwen35moe"), ("glm_moe_dsa", "glm-dsa"), ("qwen3_moe", "qwen3moe")] {
+        let count = Value::Scalar(Scalar::U64(1 << 60));
+        let refusal = Model::of(name).set(&format!("{key}.block_count"), count).refusal();
+        assert!(refusal.contains("block_count") && refusal.contains("outside 1..=1024"), "{refusal}");
     }
 }
 

@@ -71,13 +71,19 @@ fn gating(metadata: &Metadata<'_>, wanted: u64) -> Result<(), ConfigError> {
     }
 }
 
-fn olmoe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+/// Heads that are rotated whole, and a softmax router whose weights have no factor.
+fn softmax_moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
     metadata.refuse_windows()?;
-    metadata.refuse_other_weights(metadata.flag("expert_weights_norm")?.unwrap_or_default())?;
+    metadata.refuse_scaled_weights()?;
     let head = head_dim(metadata, config)?;
     rotates_all(metadata, head)?;
     gating(metadata, 1)?;
     insert(config, "num_experts", metadata.need("expert_count")?);
+    Ok(())
+}
+
+fn olmoe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
+    softmax_moe(metadata, config)?;
     // One length for the experts, whichever key a file has it under.
     if let Some(width) = metadata.number("expert_feed_forward_length")? {
         insert(config, "intermediate_size", width);
@@ -87,12 +93,7 @@ fn olmoe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError
 }
 
 fn qwen2moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
-    metadata.refuse_windows()?;
-    metadata.refuse_other_weights(metadata.flag("expert_weights_norm")?.unwrap_or_default())?;
-    let head = head_dim(metadata, config)?;
-    rotates_all(metadata, head)?;
-    gating(metadata, 1)?;
-    insert(config, "num_experts", metadata.need("expert_count")?);
+    softmax_moe(metadata, config)?;
     insert(config, "qkv_bias", metadata.has("blk.0.attn_q.bias"));
     insert(config, "norm_topk_prob", metadata.flag("expert_weights_norm")?.unwrap_or(false));
     if let Some(width) = metadata.number("expert_shared_feed_forward_length")? {
@@ -102,12 +103,7 @@ fn qwen2moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigEr
 }
 
 fn qwen3moe(metadata: &Metadata<'_>, config: &mut Config) -> Result<(), ConfigError> {
-    metadata.refuse_windows()?;
-    metadata.refuse_other_weights(metadata.flag("expert_weights_norm")?.unwrap_or_default())?;
-    let head = head_dim(metadata, config)?;
-    rotates_all(metadata, head)?;
-    gating(metadata, 1)?;
-    insert(config, "num_experts", metadata.need("expert_count")?);
+    softmax_moe(metadata, config)?;
     insert(config, "norm_topk_prob", metadata.flag("expert_weights_norm")?.unwrap_or(true));
     let (layers, _) = metadata.layers()?;
     let dense: Vec<u64> =

@@ -7,6 +7,9 @@ use serde_json::{Map, Value, json};
 
 use crate::config::ConfigError;
 
+/// Most layers that are looked at; what a plan takes is fewer.
+const LAYERS: u64 = 1024;
+
 /// The metadata of a model, and which tensors it has.
 pub(super) struct Metadata<'a> {
     gguf: &'a Gguf,
@@ -117,6 +120,11 @@ impl<'a> Metadata<'a> {
     /// Layers without those that only predict drafts, and those.
     pub(super) fn layers(&self) -> Result<(u64, u64), ConfigError> {
         let (all, drafts) = (self.need("block_count")?, self.number("nextn_predict_layers")?.unwrap_or(0));
+        // Lists of layers are made of it, before the plan sees it.
+        if all > LAYERS {
+            let key = self.key("block_count");
+            return Err(ConfigError::Range { key, got: all, min: 1, max: LAYERS });
+        }
         match all.checked_sub(drafts) {
             Some(layers) => Ok((layers, drafts)),
             None => Err(ConfigError::Inconsistent(format!("{drafts} of {all} layers predict drafts"))),
@@ -189,11 +197,17 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// Refuses weights of chosen experts that are scaled, or normalised otherwise than `normalised` says.
-    pub(super) fn refuse_other_weights(&self, normalised: bool) -> Result<(), ConfigError> {
-        if let Some(scale) = self.float("expert_weights_scale")?.filter(|scale| ![0.0, 1.0].contains(scale)) {
-            return Err(self.unsupported(format!("{} {scale}", self.key("expert_weights_scale"))));
+    /// Refuses a factor on the weights of chosen experts, for architectures that have none.
+    pub(super) fn refuse_scaled_weights(&self) -> Result<(), ConfigError> {
+        match self.float("expert_weights_scale")?.filter(|scale| ![0.0, 1.0].contains(scale)) {
+            None => Ok(()),
+            Some(scale) => Err(self.unsupported(format!("{} {scale}", self.key("expert_weights_scale")))),
         }
+    }
+
+    /// The same, and weights normalised otherwise than `normalised` says.
+    pub(super) fn refuse_other_weights(&self, normalised: bool) -> Result<(), ConfigError> {
+        self.refuse_scaled_weights()?;
         match self.flag("expert_weights_norm")? {
             Some(got) if got != normalised => {
                 Err(self.unsupported(format!("{} {got}", self.key("expert_weights_norm"))))
